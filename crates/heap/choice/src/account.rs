@@ -19,7 +19,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// The preloaded heap of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PreloadedHeap {
-    /// What it says of itself.
+    /// The account that the heap publishes.
     Read {
         /// Its account.
         account: AccountCopy,
@@ -30,13 +30,13 @@ pub enum PreloadedHeap {
     NotRead(NotRead),
 }
 
-/// What small blocks take.
+/// Memory in small blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SmallUse {
     /// Bytes of blocks that the program holds: of whole blocks, and with those that another thread than its page's own
     /// has freed and that have not been taken back yet.
     pub live: u64,
-    /// Bytes of the arenas that are resident; `None` where the kernel does not tell.
+    /// Bytes of the arenas that are resident; `None` if the kernel does not report them.
     pub resident: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ pub enum NotRead {
         found: u64,
     },
     /// Reading memory takes more than looking at mappings.
-    #[error("process {pid}'s memory may not be read by this user; run `sudo pagelift status {pid}`")]
+    #[error("not permitted to read the memory of process {pid}; needed: root outside of a container, or its own user")]
     NotPermitted {
         /// The process.
         pid: i32,
@@ -68,7 +68,7 @@ pub fn read_preloaded(pid: i32) -> Option<PreloadedHeap> {
     within(TIME_LIMIT, move || read(pid)).unwrap_or(Some(PreloadedHeap::NotRead(NotRead::TookTooLong)))
 }
 
-/// What `work` finds out in that time; a thread that is not done by then is left alone.
+/// The result of `work` within that time; a thread that takes longer is abandoned.
 fn within<T: Send + 'static>(time_limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(work()));
@@ -112,7 +112,7 @@ fn find_account(process: &ProcessFiles) -> Option<u64> {
     };
     let mapping = space.mappings().iter().find(is_library)?;
     let start = mapping.range.start().0.checked_sub(mapping.offset)?;
-    // The file that is really mapped, whatever lies at its path now.
+    // The file that is mapped, even if another file now has its path.
     let (file, _) = open_mapped(process, mapping).ok()??;
     let cache = ReadCache::new(BoundedFile::new(&file, file.metadata().ok()?.len(), HEAP_LIBRARY.bytes()));
     let sections = Sections::parse(&cache, HEAP_LIBRARY)?;

@@ -1,6 +1,6 @@
 //! Finds out from a program's files which allocator it uses.
 
-use crate::elf::{ElfFacts, OPERATOR_NEW, checker_of_library, checker_of_symbol};
+use crate::elf::{ElfFacts, OPERATOR_NEW, STARTS_CPP_THREAD, checker_of_library, checker_of_symbol};
 use crate::program::Program;
 use heap_abi::ACCOUNT_SYMBOL;
 use serde::Serialize;
@@ -25,7 +25,7 @@ pub enum Family {
         /// The variable that it reads.
         variable: String,
     },
-    /// tcmalloc, Google's or that of gperftools.
+    /// tcmalloc, Google's or gperftools'.
     Tcmalloc,
     /// mimalloc.
     Mimalloc,
@@ -63,13 +63,13 @@ pub enum Place {
 pub enum Runtime {
     /// CPython, whose small objects have an allocator of their own.
     Python,
-    /// CPython without its global lock, whose objects are in a mimalloc of its own, which maps its memory by itself.
+    /// CPython without its global lock. Its objects are in its own mimalloc, which maps its memory directly.
     FreeThreadedPython,
     /// V8 (node), whose heap is mapped by itself.
     V8,
 }
 
-/// What serves a program's `malloc`, and how that was found out.
+/// The allocator that serves a program's `malloc`, and how it was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Allocator {
     /// Which one.
@@ -80,11 +80,11 @@ pub struct Allocator {
     pub preloaded: bool,
     /// A runtime above it.
     pub runtime: Option<Runtime>,
-    /// The program starts threads by itself.
+    /// The program or one of its libraries starts threads.
     pub starts_threads: bool,
     /// The evidence for it.
     pub evidence: String,
-    /// Settings that its code knows, of those that differ between versions.
+    /// Settings that its code knows, from the list of settings that differ between versions.
     pub settings: BTreeSet<String>,
 }
 
@@ -92,7 +92,7 @@ impl Allocator {
     /// Finds out what serves a program.
     pub fn of(program: &Program) -> Self {
         let exe = &program.executable;
-        let starts_threads = exe.imports.contains("pthread_create") || exe.defines("pthread_create");
+        let starts_threads = exe.defines("pthread_create") || program.objects().any(starts_threads);
         let (family, place, mut evidence) = checker(program)
             .or_else(|| special(program))
             .or_else(|| linked_in(exe))
@@ -149,6 +149,16 @@ impl Allocator {
     }
 }
 
+/// True for an object that starts threads by itself. The C++ libraries do so on behalf of others, which call
+/// [`STARTS_CPP_THREAD`], or pthread_create from inline functions (libc++).
+fn starts_threads(object: &ElfFacts) -> bool {
+    let name = object.soname.as_deref().unwrap_or_default();
+    let is_runtime =
+        ["libstdc++.so", "libc++.so", "libc.so", "libpthread.so"].iter().any(|start| name.starts_with(start));
+    let functions = ["pthread_create", "thrd_create", STARTS_CPP_THREAD];
+    !is_runtime && functions.iter().any(|&function| object.imports.contains(function))
+}
+
 /// Why an allocator that the user has preloaded is not replaced.
 const ITS_OWN: &str = "the allocator that LD_PRELOAD names comes first and stays; fix: LD_PRELOAD without it";
 
@@ -164,8 +174,8 @@ fn is_at(facts: &ElfFacts, path: &str) -> bool {
     facts.path.as_os_str() == path
 }
 
-/// True where C++ code of the program has its memory from this library past `malloc`. The C++ library's own operators call
-/// `malloc`; what defines the operators does not use those of others.
+/// True if the program's C++ code allocates from this library without calling `malloc`. The C++ library's own operators
+/// call `malloc`; an object that defines the operators does not use another object's.
 fn gives_new(path: &str, program: &Program) -> bool {
     let definer = program.objects().find(|object| object.exports(OPERATOR_NEW));
     let uses = |object: &ElfFacts| object.imports.contains(OPERATOR_NEW) && !object.exports(OPERATOR_NEW);
@@ -270,7 +280,7 @@ fn is_musl(facts: &ElfFacts) -> bool {
     name.contains("musl") || facts.defines("__malloc_replaced") || facts.defines("__malloc_allzerop")
 }
 
-/// musl's libc.so, whose symbols and name do not always tell: the program's dynamic linker does.
+/// musl's libc.so. Its symbols and name do not always identify it, but the program's dynamic linker does.
 fn is_c_library_of_musl(facts: &ElfFacts, exe: &ElfFacts) -> bool {
     let is_linker_musl = exe.interpreter.as_deref().is_some_and(|path| path.contains("ld-musl"));
     is_linker_musl && facts.path.file_name().is_some_and(|name| name == "libc.so")
@@ -303,7 +313,7 @@ fn runtime(program: &Program) -> Option<Runtime> {
         main.iter().any(|&name| facts.defines(name) || facts.imports.contains(name))
     };
     if python(&program.executable) {
-        // Declared only where the global lock is disabled (CPython, Include/object.h and Include/refcount.h).
+        // Declared only if the global lock is disabled (CPython, Include/object.h and Include/refcount.h).
         let is_free_threaded = objects.any(|facts| facts.defines("_Py_DecRefShared"));
         return Some(if is_free_threaded { Runtime::FreeThreadedPython } else { Runtime::Python });
     }
@@ -311,7 +321,7 @@ fn runtime(program: &Program) -> Option<Runtime> {
     objects.any(|facts| v8.iter().any(|&name| facts.defines(name))).then_some(Runtime::V8)
 }
 
-/// A jemalloc that does not tell its version, by the settings that it knows.
+/// Identifies a jemalloc without a version by the settings that it knows.
 fn jemalloc_by(settings: &BTreeSet<String>) -> &'static str {
     let knows = [
         ("opt.dirty_decay_ms", "jemalloc 5"),
@@ -383,6 +393,21 @@ mod tests {
         assert_eq!(of(&plain, &[&tcmalloc, &cpp]), None);
         assert_eq!(of(&user, &[&cpp, &tcmalloc]), None);
         assert_eq!(of(&object("/bin/own", &[OPERATOR_NEW], &[OPERATOR_NEW]), &[&tcmalloc, &using, &cpp]), None);
+    }
+
+    #[test]
+    fn threads_are_found_wherever_they_are_started() {
+        let named = |name: &str, imports: &[&str]| ElfFacts { soname: Some(name.into()), ..object(name, &[], imports) };
+        let cpp = named("libstdc++.so.6", &["pthread_create"]);
+        let of = |imports: &[&str], libraries: &[&ElfFacts]| {
+            Allocator::of(&program(object("/bin/x", &[], imports), libraries)).starts_threads
+        };
+        // Each C++ program has the C++ library, and few have threads.
+        assert!(!of(&["malloc"], &[]) && !of(&["malloc"], &[&cpp]));
+        assert!(of(&["pthread_create"], &[]) && of(&["thrd_create"], &[]));
+        assert!(of(&[STARTS_CPP_THREAD], &[&cpp]));
+        assert!(of(&[], &[&named("libgomp.so.1", &["pthread_create"])]));
+        assert!(of(&[], &[&cpp, &named("libLLVM.so.14", &[STARTS_CPP_THREAD])]));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Chooses how a program's heap gets huge pages: a function of what was found, of what the user asks for, and of what the
-//! user's environment sets already.
+//! Chooses how a program's heap gets huge pages: a function of the facts, the user's request, and the settings in the
+//! user's environment.
 //!
 //! Facts about allocators, with their sources: glibc's tunable `glibc.malloc.hugetlb` came with 2.35; with value 1 it
 //! advises the main heap and mapped chunks, threads' arenas only from 2.43, and looks whether the mode of transparent
@@ -26,7 +26,7 @@ pub enum Forced {
     Collapse,
 }
 
-/// What the choice depends on beside the allocator.
+/// The inputs of the choice besides the allocator.
 pub struct Context<'a> {
     /// `--heap`; the choice takes `Off` as `Auto`.
     pub pages: HeapPages,
@@ -38,7 +38,7 @@ pub struct Context<'a> {
     pub thp: ThpMode,
     /// The grain of the preloaded heap.
     pub grain: PageSize,
-    /// Where the preloaded library lies, or why there is none.
+    /// The path of the preloaded library, or the reason why there is none.
     pub library: Result<String, String>,
     /// Pool pages to take, if `pages` asks for the pool.
     pub pool: [NodePages; heap_abi::MOST_NODES],
@@ -46,7 +46,7 @@ pub struct Context<'a> {
     pub chosen_nodes: bool,
     /// `--only`, divided by commas.
     pub only: String,
-    /// What the user has set.
+    /// The user's settings.
     pub environment: &'a Environment,
 }
 
@@ -66,9 +66,9 @@ pub struct HeapChoice {
     pub preload: Option<Preload>,
     /// The program's memory is collapsed from outside while it runs.
     pub collapse: bool,
-    /// What is done and why, in sentences without an end.
+    /// The actions and their reasons, in sentences without a full stop.
     pub reasons: Vec<String>,
-    /// What was asked for and is not possible, and why.
+    /// Requests that are not possible, with the reasons.
     pub refusals: Vec<String>,
 }
 
@@ -120,7 +120,8 @@ fn best(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
             (_, Some(minor)) if *minor < 35 => preload_instead("this glibc has no setting for huge pages", choice),
             (None, Some(minor)) if *minor < 43 && allocator.starts_threads => {
                 preload_instead(
-                    "this glibc's setting does not reach the heaps of threads, which the program has",
+                    "this glibc's setting does not reach the heaps of threads, which the program or one of its libraries \
+                     starts",
                     choice,
                 );
             }
@@ -250,16 +251,21 @@ fn has_thp(version: Option<&str>) -> bool {
 fn jemalloc(version: Option<&str>, variable: &str, context: &Context, choice: &mut HeapChoice) {
     let before = context.environment.get(variable);
     let settings: &[(&str, &str)] = match has_thp(version) {
-        true => &[("thp", "always"), ("dirty_decay_ms", "-1"), ("muzzy_decay_ms", "-1")],
+        true => &[("thp", "always")],
         false => &[("purge", "decay"), ("decay_time", "-1")],
     };
     match merged(before, ',', ':', settings) {
         Some(value) => {
             let text = settings.iter().map(|(key, value)| format!("{key}:{value}")).collect::<Vec<_>>().join(",");
             choice.variables.push((variable.to_owned(), value));
-            choice.reasons.push(format!(
-                "jemalloc is told by {variable}={text}; without purging, huge pages stay whole, and so does its memory"
-            ));
+            choice.reasons.push(match has_thp(version) {
+                true => {
+                    format!("{variable}={text} makes jemalloc advise its memory for transparent huge pages")
+                }
+                false => {
+                    format!("{variable}={text} makes jemalloc keep its memory, so that huge pages stay whole")
+                }
+            });
         }
         None => choice.reasons.push(format!("{variable} is set by you and stays")),
     }

@@ -1,7 +1,7 @@
 //! Collapses a process's anonymous memory from outside, in place: for programs whose allocator takes no advice.
 //!
-//! Only huge pages that are half touched already are made: no more memory becomes resident than is in use. What that
-//! costs is bounded: between two passes the watcher sleeps many times as long as the pass took.
+//! Only huge pages of which half is touched are collapsed, so the resident memory at most doubles. The cost is bounded:
+//! between two passes the watcher sleeps many times as long as the pass took.
 
 use address_space::{AddressRange, PageSize, ProcessStat, dense_runs, may_be_collapsed};
 use linux::{advice, pagemap::Pagemap};
@@ -23,13 +23,13 @@ const PAUSE_TIMES_PASS: u32 = 20;
 /// Why nothing is collapsed.
 #[derive(Debug)]
 pub enum CollapseError {
-    /// The process has ended, or may not be looked at.
+    /// The process has ended, or may not be read.
     Gone,
     /// The kernel does not let us: before Linux 6.1, or without CAP_SYS_NICE.
     Refused(io::Error),
 }
 
-/// Collapses what is dense enough, once; the bytes that now stand on huge pages and did not before.
+/// Collapses the dense parts once. Returns the number of bytes that are newly on huge pages.
 ///
 /// # Errors
 /// [`CollapseError`]. A range that the kernel cannot collapse is skipped.
@@ -43,7 +43,7 @@ pub fn collapse_once(pid: i32, huge: PageSize, base: PageSize) -> Result<u64, Co
             continue;
         }
         let touched = pagemap.touched(range).map_err(|_| CollapseError::Gone)?;
-        // Kernels that do not tell which pages are huge take a second collapse of one as done.
+        // Kernels that do not report which pages are huge accept a second collapse as done.
         let already = pagemap.huge(range).unwrap_or_default();
         for run in dense_runs(range, huge, &touched, &already, AT_ONCE) {
             done += collapse_run(pid, run, huge)?;
@@ -52,7 +52,28 @@ pub fn collapse_once(pid: i32, huge: PageSize, base: PageSize) -> Result<u64, Co
     Ok(done)
 }
 
-/// Collapses a run, or where that fails what can be collapsed of it; the bytes that were.
+/// Returns the bytes that [`collapse_once`] would still collapse: dense blocks on base pages. 0 on kernels that do not
+/// report which pages are huge.
+///
+/// # Errors
+/// [`CollapseError::Gone`].
+pub fn collapsible(pid: i32, huge: PageSize, base: PageSize) -> Result<u64, CollapseError> {
+    let usages = ProcessFiles::of(pid).smaps().map_err(|_| CollapseError::Gone)?;
+    let pagemap = Pagemap::open(pid, base).map_err(|_| CollapseError::Gone)?;
+    let mut left = 0;
+    for usage in usages.iter().filter(|usage| may_be_collapsed(usage)) {
+        let range = usage.mapping.range.whole_pages(huge);
+        let Some(already) = Some(range).filter(|range| !range.is_empty()).and_then(|range| pagemap.huge(range).ok())
+        else {
+            continue;
+        };
+        let touched = pagemap.touched(range).map_err(|_| CollapseError::Gone)?;
+        left += dense_runs(range, huge, &touched, &already, AT_ONCE).iter().map(|run| run.len()).sum::<u64>();
+    }
+    Ok(left)
+}
+
+/// Collapses a run or, if that fails, the parts that can be collapsed; returns their bytes.
 fn collapse_run(pid: i32, run: AddressRange, huge: PageSize) -> Result<u64, CollapseError> {
     match advice::collapse(pid, run) {
         Ok(()) => return Ok(run.len()),

@@ -3,7 +3,7 @@
 use object::elf::{EM_AARCH64, EM_X86_64};
 use std::path::{Path, PathBuf};
 
-/// A dynamic linker, by what an executable says of it.
+/// A dynamic linker, identified by the facts in an executable.
 #[derive(Clone, Copy, Debug)]
 pub struct Linker<'a> {
     /// PT_INTERP.
@@ -12,14 +12,14 @@ pub struct Linker<'a> {
     pub machine: u16,
 }
 
-/// Folders that every glibc may have been built for, after those of its own triplet (`ld.so --help` lists them). musl's
-/// linker has others, see [`musl_folders`].
+/// Folders that every glibc may have been built for, after those for its own triplet (`ld.so --help` lists them).
+/// musl's linker has others, see [`musl_folders`].
 const COMMON: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-/// What musl's linker takes where it has no list (ldso/dynlink.c).
+/// The folders that musl's linker uses if it has no list (ldso/dynlink.c).
 const MUSL: &str = "/lib:/usr/local/lib:/usr/lib";
 
 impl Linker<'_> {
-    /// True for musl's, which has no cache and a list of its own.
+    /// True for musl's, which has no cache and its own list.
     pub fn is_musl(&self) -> bool {
         self.file_name().starts_with("ld-musl-")
     }
@@ -38,8 +38,8 @@ impl Linker<'_> {
         self.glibc_folders(real.as_deref().unwrap_or(Path::new(self.path)))
     }
 
-    /// The folders of a glibc whose linker is the file `real`: that file's own, where the C library lies beside it, then
-    /// Debian's of the machine, then those that all share.
+    /// The folders of a glibc whose linker is the file `real`: that file's own folder if the C library is in it, then
+    /// Debian's for the machine, then the common ones.
     fn glibc_folders(&self, real: &Path) -> Vec<PathBuf> {
         let triplet = match object::elf::Machine(self.machine) {
             EM_X86_64 => Some("x86_64-linux-gnu"),

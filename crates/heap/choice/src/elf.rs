@@ -1,4 +1,4 @@
-//! What an ELF file tells about memory allocation. Only the parts needed are read.
+//! The facts about memory allocation in an ELF file. Only the necessary parts are read.
 
 mod contents;
 mod hash;
@@ -14,8 +14,9 @@ use object::read::ReadCache;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
 use object::{Endianness, ReadRef};
 use process_view::symbols::Sections;
-use process_view::{BoundedFile, FileIdentity, open_regular_file};
-use std::cell::{LazyCell, RefCell};
+use process_view::{BoundedFile, FileIdentity, open_regular_file, printable};
+use scan::Source;
+use std::cell::{Cell, LazyCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
@@ -24,7 +25,7 @@ use std::path::{Path, PathBuf};
 use symbols::{Reading, place};
 use texts::ReadOnlyData;
 
-pub(crate) use telling::{OPERATOR_NEW, checker_of_library, checker_of_symbol};
+pub(crate) use telling::{OPERATOR_NEW, STARTS_CPP_THREAD, checker_of_library, checker_of_symbol};
 
 /// Which parts of a file are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,7 +59,7 @@ impl Reads {
 /// Facts of one ELF file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ElfFacts {
-    /// Where it lies.
+    /// The path.
     pub path: PathBuf,
     /// `e_machine`.
     pub machine: u16,
@@ -98,7 +99,7 @@ pub struct ElfFacts {
     pub gperftools_version: Option<String>,
     /// The version of V8 that is in it: `11.3.244.8-node.38`.
     pub v8_version: Option<String>,
-    /// Settings that its allocator knows, of those that Pagelift knows.
+    /// Settings that its allocator knows, from those that Pagelift knows.
     pub settings: BTreeSet<String>,
 }
 
@@ -119,26 +120,33 @@ impl ElfFacts {
     /// identity is the same.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// The file cannot be read, or not as a whole.
     pub fn of_file(path: &Path, file: &File, reads: Reads) -> io::Result<Option<Self>> {
         let metadata = file.metadata()?;
         let key = (FileIdentity::of(&metadata), reads);
-        let known = KNOWN.with_borrow(|known| known.get(&key).cloned());
-        let facts = known.unwrap_or_else(|| {
-            let facts = Self::read_from(file, metadata.len(), reads);
-            KNOWN.with_borrow_mut(|known| {
-                if known.len() >= MOST_KNOWN {
-                    known.clear();
+        let facts = match KNOWN.with_borrow(|known| known.get(&key).cloned()) {
+            Some(known) => known,
+            None => {
+                let failed = Cell::new(false);
+                let facts = Self::read_from(Source { file, failed: &failed }, metadata.len(), reads);
+                if failed.get() {
+                    return Err(io::Error::other(format!("{} could not be read", printable(&path.to_string_lossy()))));
                 }
-                known.insert(key, facts.clone());
-            });
-            facts
-        });
+                KNOWN.with_borrow_mut(|known| {
+                    if known.len() >= MOST_KNOWN {
+                        known.clear();
+                    }
+                    known.insert(key, facts.clone());
+                });
+                facts
+            }
+        };
         Ok(facts.map(|facts| Self { path: path.to_owned(), ..facts }))
     }
 
-    fn read_from(file: &File, length: u64, reads: Reads) -> Option<Self> {
-        let data = &ReadCache::new(BoundedFile::new(file, length, SYMBOL_TABLES.bytes()));
+    fn read_from(source: Source<'_>, length: u64, reads: Reads) -> Option<Self> {
+        let bounded = BoundedFile::new(source.file, length, SYMBOL_TABLES.bytes());
+        let data = &ReadCache::new(bounded.reporting(source.failed));
         let header = elf::FileHeader64::<Endianness>::parse(data).ok()?;
         let endian = header.endian().ok()?;
         let mut facts = Self { machine: header.e_machine(endian).0, ..Self::default() };
@@ -146,12 +154,12 @@ impl ElfFacts {
         facts.take_headers(header, endian, data, &mut budget);
         if let Some(sections) = Sections::parse(data, SYMBOL_TABLES) {
             facts.take_versions_of_symbols(&sections, data);
-            facts.take_sections(&sections, &mut Reading { file, endian, budget: &mut budget }, reads);
+            facts.take_sections(&sections, &mut Reading { source, endian, budget: &mut budget }, reads);
         }
         Some(facts)
     }
 
-    /// True where it defines this symbol, under exactly this name.
+    /// True if it defines this symbol, under exactly this name.
     pub fn defines(&self, symbol: &str) -> bool {
         self.defines.contains(symbol)
     }
@@ -252,7 +260,7 @@ impl ElfFacts {
         let is_static = self.interpreter.is_none() && self.needed.is_empty() && self.soname.is_none();
         let found = symbols::read(sections, of_table.then_some(is_static), reading);
         (self.defines, self.exports, self.imports) = (found.defines, found.exports, found.imports);
-        let texts = LazyCell::new(|| read_only_data(sections, reading.file));
+        let texts = LazyCell::new(|| read_only_data(sections, reading.source));
         self.take_allocator_texts(&texts);
         if is_static && of_table {
             self.glibc_minor = texts.told(texts::GLIBC, texts::banner_minor);
@@ -311,14 +319,14 @@ fn file_offset(headers: &[elf::ProgramHeader64<Endianness>], endian: Endianness,
 }
 
 /// The sections named `.rodata` and the like, up to the bound of one file's tables in all.
-fn read_only_data<'f, 'a>(sections: &Sections<'a, impl ReadRef<'a>>, file: &'f File) -> ReadOnlyData<'f> {
+fn read_only_data<'f, 'a>(sections: &Sections<'a, impl ReadRef<'a>>, source: Source<'f>) -> ReadOnlyData<'f> {
     let is_read_only = |name: Option<&[u8]>| name.is_some_and(|name| name.starts_with(b".rodata"));
     let has_contents = |kind: elf::SectionType| kind != elf::SHT_NOBITS;
     let of_it = sections.all().filter(|section| is_read_only(sections.name(section)));
     let parts = of_it.filter(|section| has_contents(section.sh_type(sections.endian)));
     let mut budget = SYMBOL_TABLES.budget();
     let parts = parts.map(|section| place(section, sections.endian)).filter(|&(_, size)| budget.spend(size));
-    ReadOnlyData { file, parts: parts.collect() }
+    ReadOnlyData { source, parts: parts.collect() }
 }
 
 #[cfg(test)]

@@ -9,10 +9,11 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-/// A change to the model of a program's memory: which piece (1 byte), where in it (4 bytes), what stands there (8 bytes).
+/// A change to the model of a program's memory: the piece (1 byte), the offset in it (4 bytes), the new value (8
+/// bytes).
 const CHANGE: usize = 13;
 
-/// Reads what an ELF file tells of its allocator; false where it tells nothing.
+/// Reads the facts about the allocator in an ELF file; false if there are none.
 ///
 /// # Panics
 /// There can be no file in memory.
@@ -31,7 +32,7 @@ pub fn read_allocator(bytes: &[u8]) -> bool {
 /// bytes have changed something.
 ///
 /// # Panics
-/// More is said to be in use than there is.
+/// More bytes are reported in use than exist.
 pub fn read_records(bytes: &[u8]) {
     let (account, changes) = bytes.split_at(bytes.len().min(Account::BYTES));
     if let Some(head) = account.first_chunk() {

@@ -1,16 +1,22 @@
 //! Facts of a program's files, kept from one start to the next by the files' identities.
 //!
-//! Root's are in `/run/pagelift/heap-facts`, those of another user in `pagelift/heap-facts` below `$XDG_RUNTIME_DIR`. Both are
-//! in memory, and gone at the next boot. A user's processes use only what this user has written, and only what the same build of
-//! Pagelift has written. Whatever cannot be read, understood or written counts as not kept.
+//! Root's facts are in `/run/pagelift/heap-facts`, those of other users in `pagelift/heap-facts` below
+//! `$XDG_RUNTIME_DIR`. Both are in memory, and vanish at the next boot. A user's processes use only facts that this
+//! user and the same build of Pagelift have written. Facts that cannot be read, parsed or written count as missing.
+//!
+//! A file's identity distinguishes its states only if the kernel gives it a new time of change with each change, and if its file
+//! system stays mounted: a later file system can get the same device number, and files of squashfs have the times that the maker
+//! of the image chose. So facts are kept only for files on file systems that record each change, and on the file system of `/`.
 
 mod record;
 
 use crate::elf::{ElfFacts, Reads};
 use linux::bounded::KEPT_FACTS;
+use linux::file_systems::{OVERLAYFS_SUPER_MAGIC, cannot_be_written, records_changes};
 use nix::fcntl::{AT_FDCWD, OFlag, openat, renameat};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::stat::{Mode, fstat, mkdirat};
+use nix::sys::statfs::FsType;
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use process_view::{FileIdentity, FoundFile};
 use std::collections::HashMap;
@@ -28,6 +34,8 @@ const FILES: u64 = 32;
 const SETTLED: Duration = Duration::from_secs(2);
 /// Files that were read from which their facts are kept; to write them costs as much as to read about five.
 const WORTH_KEEPING: u64 = 16;
+/// The root folder, whose file system stays mounted.
+const ROOT: &str = "/";
 /// Bytes of a file for which it counts as one more.
 const MORE: u64 = 4 << 20;
 
@@ -50,6 +58,8 @@ pub(crate) struct KeptFacts {
     records: Vec<u8>,
     /// Files that were read, with [`MORE`] for large ones.
     read: u64,
+    /// The device of the root folder's file system.
+    root: Option<u64>,
 }
 
 impl KeptFacts {
@@ -63,7 +73,7 @@ impl KeptFacts {
         let build = FileIdentity::of(&std::fs::metadata("/proc/self/exe").ok()?);
         let found = read_own(&folder.join(&name)).unwrap_or_default();
         let places = record::places(&found, &build).unwrap_or_default();
-        Some(Self { folder, name, build, found, places, records: Vec::new(), read: 0 })
+        Some(Self { folder, name, build, found, places, records: Vec::new(), read: 0, root: device_of(ROOT) })
     }
 
     /// Returns the facts of a file. `read` reads them if they are not kept.
@@ -80,14 +90,21 @@ impl KeptFacts {
         let kept = self.places.get(&key).and_then(|place| self.found.get(place.clone()));
         if let Some((kept, facts)) = kept.and_then(|kept| Some((kept, record::facts(kept)?))) {
             record::add_encoded(&mut self.records, &key, kept);
-            return Ok(facts);
+            return Ok(Some(facts));
         }
         let facts = read()?;
-        if is_settled(metadata) {
-            record::add(&mut self.records, &key, facts.as_ref());
+        if let Some(facts) = facts.as_ref().filter(|_| is_settled(metadata)) {
+            record::add(&mut self.records, &key, facts);
             self.read += 1 + metadata.len() / MORE;
         }
         Ok(facts)
+    }
+
+    /// True if the file's identity distinguishes its states.
+    fn has_identity(&self, file_system: FsType, metadata: &Metadata) -> bool {
+        let stays_mounted = self.root == Some(metadata.dev());
+        let is_overlay = file_system == OVERLAYFS_SUPER_MAGIC;
+        records_changes(file_system) || stays_mounted && (is_overlay || cannot_be_written(file_system))
     }
 
     /// Keeps the facts of all files that were requested, if enough files were read.
@@ -131,8 +148,15 @@ pub(crate) fn facts_at(path: &Path, reads: Reads, kept: Option<&mut KeptFacts>) 
     let Some(kept) = kept else { return ElfFacts::read(path, reads) };
     let Some(found) = FoundFile::at(path)? else { return Ok(None) };
     let metadata = found.metadata()?;
+    if !kept.has_identity(found.file_system()?, &metadata) {
+        return ElfFacts::of_file(path, &found.open()?, reads);
+    }
     let facts = kept.of_file(&metadata, reads, || ElfFacts::of_file(path, &found.open()?, reads))?;
     Ok(facts.map(|facts| ElfFacts { path: path.to_owned(), ..facts }))
+}
+
+fn device_of(path: &str) -> Option<u64> {
+    Some(std::fs::metadata(path).ok()?.dev())
 }
 
 /// The folder for the facts of this process's user. Only users with a folder for their session have one.

@@ -6,7 +6,7 @@ use std::ffi::c_char;
 use std::iter;
 use std::path::{Path, PathBuf};
 
-/// Where a library is looked for, beside what an object says itself.
+/// The folders that are searched for a library, besides those named in an object.
 #[derive(Clone, Debug, Default)]
 pub struct SearchPaths {
     /// `LD_LIBRARY_PATH`.
@@ -107,7 +107,7 @@ fn take_number(text: &mut &[u8]) -> i32 {
 }
 
 impl LoaderCache {
-    /// Reads the cache; empty where there is none in this form.
+    /// Reads the cache; empty if there is none in this format.
     pub fn read(path: &Path) -> Self {
         linux::text::bytes_of(path).ok().and_then(Self::parse).unwrap_or_default()
     }

@@ -1,6 +1,6 @@
 //! How many bytes of small blocks a program holds, by the records that mimalloc keeps in the program's memory.
 //!
-//! Rules of this file, since all that it reads belongs to another program, which keeps running and may be hostile:
+//! Rules for this file, since all input comes from another program, which keeps running and may be hostile:
 //! - no number is used before it is within bounds, so that neither sizes nor loops grow beyond what is written here;
 //! - what does not fit together is read again, and then said to be not known: no number is made up for it.
 //!
@@ -21,7 +21,7 @@ const ATTEMPTS: usize = 5;
 /// Tolerated pages that are read in the middle of a change: the number of pages divided by this.
 const TORN_SHARE: u64 = 100;
 
-/// Bounds of what a program may say of its records; mimalloc's own numbers are below.
+/// Bounds of the values in a program's records; mimalloc's own numbers are below.
 const MOST_ARENAS: u64 = 1024;
 const LARGEST_RECORD: u64 = 4096;
 const SLICES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
@@ -33,7 +33,7 @@ const WORD_BITS: u64 = 64;
 pub struct SmallBlocks {
     /// Bytes of blocks that the program holds.
     pub live: u64,
-    /// The arenas they lie in, sorted.
+    /// The arenas that contain them, sorted.
     pub arenas: Vec<AddressRange>,
 }
 
@@ -53,7 +53,7 @@ pub enum NotKnown {
 
 /// Another program's memory.
 pub trait Memory {
-    /// Fills `into` with what stands at `address`.
+    /// Fills `into` with the bytes at `address`.
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), NotKnown>;
 }
 
@@ -87,13 +87,13 @@ impl SmallBlocks {
 /// Records whose sizes and offsets are within bounds.
 struct Bounded(SmallRecords);
 
-/// An arena of which only the range, and where its records lie, have been looked at.
+/// An arena. Only its range and the position of its records are known.
 struct Arena {
     range: AddressRange,
-    /// Where its chunks of bits lie, and how many they are.
+    /// The address and number of its chunks of bits.
     chunks: u64,
     chunk_count: u64,
-    /// Where the records of its pages lie.
+    /// The address of its records of pages.
     pages: u64,
 }
 
@@ -166,7 +166,7 @@ impl Bounded {
                 && (1..=most).contains(&slices)
                 && chunk_count.checked_mul(r.chunk_bits) == Some(slices);
             let end = start.checked_add(slices.checked_mul(r.slice)?)?;
-            // The records of an arena lie in itself.
+            // The records of an arena are in the arena itself.
             let chunks = bits.checked_add(r.bitmap_chunks)?;
             let inside = |from: u64, bytes: u64| from >= start && from.checked_add(bytes).is_some_and(|to| to <= end);
             let fits = fits && inside(chunks, slices / 8) && inside(pages, slices.checked_mul(r.page)?);

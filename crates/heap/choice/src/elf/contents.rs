@@ -1,7 +1,7 @@
 //! Contents of sections, and of tables of names. Small ones are read as a whole, since a read costs more than its bytes; pieces of
 //! larger ones are read when they are needed.
 
-use super::scan::find_text;
+use super::scan::{Source, find_text};
 use super::telling::{SIGNS_OF_OTHERS, may_be_kept, may_have_prefixed};
 use memchr::memmem;
 use object::elf::{self, Sym64};
@@ -9,7 +9,6 @@ use object::read::StringTable;
 use object::read::elf::SectionHeader;
 use object::{Endianness, Pod, ReadRef, slice_from_all_bytes};
 use process_view::symbols::{Section, Sections, text_at};
-use std::fs::File;
 
 /// Size up to which a section is read as a whole.
 const SMALL: u64 = 64 << 10;
@@ -112,10 +111,10 @@ impl<'data, R: ReadRef<'data>> Names<'data, R> {
     }
 
     /// True if a name may be telling that is in no list (see [`SIGNS_OF_OTHERS`]).
-    pub fn have_signs_of_others(&self, file: &File) -> bool {
+    pub fn have_signs_of_others(&self, source: Source<'_>) -> bool {
         match self {
             Self::Whole(names) => SIGNS_OF_OTHERS.iter().any(|sign| memmem::find(names, sign).is_some()),
-            Self::Each(_, place) => find_text(file, *place, &SIGNS_OF_OTHERS, |_| Some(())).is_some(),
+            Self::Each(_, place) => find_text(source, *place, &SIGNS_OF_OTHERS, |_| Some(())).is_some(),
         }
     }
 }

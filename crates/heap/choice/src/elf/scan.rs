@@ -3,7 +3,10 @@
 use aho_corasick::packed::Searcher;
 use linux::bounded::SYMBOL_TABLES;
 use memchr::memmem::Finder;
+use process_view::is_refusal;
+use std::cell::Cell;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 
 /// Bytes that are read at once: they stay in the processor's cache.
@@ -11,11 +14,25 @@ const PIECE: usize = 64 << 10;
 /// Maximum length of a text that is searched, in bytes.
 const LONGEST_TEXT: usize = 16 << 10;
 
+/// A file that is being read.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub file: &'a File,
+    /// Set once a read fails.
+    pub failed: &'a Cell<bool>,
+}
+
+impl Source<'_> {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(into, offset).inspect_err(|error| self.failed.set(self.failed.get() || is_refusal(error)))
+    }
+}
+
 /// Calls `take` with each text of a part of the file that holds one of `needles`, until it returns something. A text ends with
 /// NUL, which a needle may hold; a text without is not taken. Texts come in the order of the file, but perhaps
 /// for each needle apart.
 pub(super) fn find_text<T>(
-    file: &File,
+    source: Source<'_>,
     (offset, size): (u64, u64),
     needles: &[&[u8]],
     mut take: impl FnMut(&str) -> Option<T>,
@@ -28,7 +45,7 @@ pub(super) fn find_text<T>(
     let (mut at, mut kept, mut in_long_text) = (0, 0, false);
     while at < size {
         let room = (piece.len() - kept).min((size - at) as usize);
-        let read = file.read_at(&mut piece[kept..kept + room], offset.checked_add(at)?).ok()?;
+        let read = source.read_at(&mut piece[kept..kept + room], offset.checked_add(at)?).ok()?;
         if read == 0 {
             return None;
         }
@@ -108,9 +125,13 @@ mod tests {
         file
     }
 
+    fn source(file: &File) -> Source<'_> {
+        Source { file, failed: Box::leak(Box::default()) }
+    }
+
     fn all(bytes: &[u8], needles: &[&[u8]]) -> Vec<String> {
         let mut found = Vec::new();
-        let nothing = find_text(&file(bytes), (0, bytes.len() as u64), needles, |text| {
+        let nothing = find_text(source(&file(bytes)), (0, bytes.len() as u64), needles, |text| {
             found.push(text.to_owned());
             None::<()>
         });
@@ -140,9 +161,22 @@ mod tests {
 
     #[test]
     fn a_part_beyond_the_file_is_not_waited_for() {
-        let found = find_text(&file(b"x\0mallctl\0"), (2, 1 << 20), &[b"mallctl\0"], |text| Some(text.to_owned()));
+        let found =
+            find_text(source(&file(b"x\0mallctl\0")), (2, 1 << 20), &[b"mallctl\0"], |text| Some(text.to_owned()));
         assert_eq!(found.as_deref(), Some("mallctl"));
-        assert_eq!(find_text(&file(b"mallctl\0"), (u64::MAX, 8), &[b"mallctl\0"], |_| Some(())), None);
-        assert_eq!(find_text(&file(b"mallctl\0"), (0, u64::MAX), &[b"mallctl\0"], |_| Some(())), None);
+        assert_eq!(find_text(source(&file(b"mallctl\0")), (u64::MAX, 8), &[b"mallctl\0"], |_| Some(())), None);
+        assert_eq!(find_text(source(&file(b"mallctl\0")), (0, u64::MAX), &[b"mallctl\0"], |_| Some(())), None);
+    }
+
+    #[test]
+    fn a_read_error_is_reported() {
+        let bytes = file(b"x\0mallctl\0");
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&bytes));
+        let unreadable = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        for (file, failed) in [(&bytes, false), (&unreadable, true)] {
+            let source = source(file);
+            find_text(source, (0, 10), &[b"absent\0"], |_| Some(()));
+            assert_eq!(source.failed.get(), failed);
+        }
     }
 }

@@ -4,7 +4,7 @@
 
 use super::contents::{Contents, Names};
 use super::hash::HashTable;
-use super::scan::find_text;
+use super::scan::{Source, find_text};
 use super::telling::{ENDS, ENDS_IN_STATIC, NAMES, OPERATORS_NEW, is_searched, kept_name};
 use linux::bounded::Budget;
 use object::elf::{self, Sym64};
@@ -12,7 +12,6 @@ use object::read::elf::SectionHeader;
 use object::{Endianness, ReadRef};
 use process_view::symbols::{Section, Sections, text_at};
 use std::collections::BTreeSet;
-use std::fs::File;
 
 /// Telling symbols of one file, under the names by which they are kept.
 #[derive(Default)]
@@ -47,7 +46,7 @@ impl Symbols {
 
 /// A file that is being read.
 pub(super) struct Reading<'a> {
-    pub file: &'a File,
+    pub source: Source<'a>,
     pub endian: Endianness,
     pub budget: &'a mut Budget,
 }
@@ -71,7 +70,7 @@ pub(super) fn read<'data>(
     let Some(table) = sections.of_type(elf::SHT_SYMTAB).next() else { return symbols };
     let names = sections.linked(table).filter(|names| names.sh_type(endian) == elf::SHT_STRTAB);
     let tells = |text: &str| is_searched(text).then_some(());
-    if names.and_then(|names| find_text(file.file, place(names, endian), &ends, tells)).is_none() {
+    if names.and_then(|names| find_text(file.source, place(names, endian), &ends, tells)).is_none() {
         return symbols;
     }
     let Some((entries, names)) = sections.symbols(table) else { return symbols };
@@ -112,7 +111,7 @@ fn take_dynamic<'data>(
     }
     // An allocator with a prefix has the prefix in every function's name; an allocator that serves a program also exports
     // malloc.
-    if symbols.exports.contains("malloc") && names.have_signs_of_others(file.file) {
+    if symbols.exports.contains("malloc") && names.have_signs_of_others(file.source) {
         let Some(exports) = entries.entries::<Sym64<Endianness>>(unhashed, u64::MAX) else { return };
         for symbol in exports.iter().filter(|symbol| symbol.st_type() == elf::STT_FUNC) {
             let Some(name) = names.get(symbol.st_name.get(endian)) else { continue };

@@ -1,8 +1,7 @@
 //! Texts with versions and settings of allocators and runtimes.
 
-use super::scan::find_text;
+use super::scan::{Source, find_text};
 use std::collections::BTreeSet;
-use std::fs::File;
 
 /// Names of settings that distinguish versions of an allocator. The allocator has these texts to read its variable or to
 /// print the settings.
@@ -21,14 +20,14 @@ const SETTINGS: [&str; 10] = [
 
 /// Read-only data of one file: offsets and lengths of its parts.
 pub(super) struct ReadOnlyData<'a> {
-    pub file: &'a File,
+    pub source: Source<'a>,
     pub parts: Vec<(u64, u64)>,
 }
 
 impl ReadOnlyData<'_> {
-    /// The first result of `tells` for a text that holds `needle`.
+    /// The first result of `tells` for a text that contains `needle`.
     pub fn told<T>(&self, needle: &str, tells: impl Fn(&str) -> Option<T>) -> Option<T> {
-        self.parts.iter().find_map(|&part| find_text(self.file, part, &[needle.as_bytes()], &tells))
+        self.parts.iter().find_map(|&part| find_text(self.source, part, &[needle.as_bytes()], &tells))
     }
 
     /// Those of [`SETTINGS`] that are in it.
@@ -37,7 +36,7 @@ impl ReadOnlyData<'_> {
         let needles: Vec<&[u8]> = needles.iter().map(String::as_bytes).collect();
         let mut known = BTreeSet::new();
         for &part in &self.parts {
-            find_text(self.file, part, &needles, |text| {
+            find_text(self.source, part, &needles, |text| {
                 if SETTINGS.contains(&text) {
                     known.insert(text.to_owned());
                 }
@@ -126,12 +125,17 @@ pub(super) fn banner_minor(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::io::Write;
+
+    fn source(file: &File) -> Source<'_> {
+        Source { file, failed: Box::leak(Box::default()) }
+    }
 
     fn told<T>(bytes: &[u8], needle: &str, tells: impl Fn(&str) -> Option<T>) -> Option<T> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
-        ReadOnlyData { file: &file, parts: vec![(0, bytes.len() as u64)] }.told(needle, tells)
+        ReadOnlyData { source: source(&file), parts: vec![(0, bytes.len() as u64)] }.told(needle, tells)
     }
 
     #[test]
@@ -158,7 +162,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let bytes = b"xpurge_delay\0opt.purge\0allow_decommit\0allow_decommit_\0";
         file.write_all(bytes).unwrap();
-        let data = ReadOnlyData { file: &file, parts: vec![(0, bytes.len() as u64)] };
+        let data = ReadOnlyData { source: source(&file), parts: vec![(0, bytes.len() as u64)] };
         assert_eq!(data.settings().into_iter().collect::<Vec<_>>(), ["allow_decommit", "opt.purge"]);
     }
 

@@ -36,9 +36,8 @@ pub(super) fn places(file: &[u8], build: &FileIdentity) -> Option<HashMap<Key, R
 }
 
 /// Adds a record of a file's facts.
-pub(super) fn add(records: &mut Vec<u8>, key: &Key, facts: Option<&ElfFacts>) {
-    let texts = facts.map_or_else(Vec::new, encoded);
-    add_encoded(records, key, &texts);
+pub(super) fn add(records: &mut Vec<u8>, key: &Key, facts: &ElfFacts) {
+    add_encoded(records, key, &encoded(facts));
 }
 
 /// Adds a record with these texts.
@@ -137,11 +136,8 @@ fn encoded(facts: &ElfFacts) -> Vec<u8> {
     texts
 }
 
-/// The facts in these texts: `Some(None)` for a file that is no ELF file, `None` for texts that [`encoded`] does not write.
-pub(super) fn facts(texts: &[u8]) -> Option<Option<ElfFacts>> {
-    if texts.is_empty() {
-        return Some(None);
-    }
+/// The facts in these texts; `None` for texts that [`encoded`] does not write.
+pub(super) fn facts(texts: &[u8]) -> Option<ElfFacts> {
     let mut facts = ElfFacts::default();
     for text in std::str::from_utf8(texts).ok()?.strip_suffix('\0')?.split('\0') {
         let letter = *text.as_bytes().first()?;
@@ -174,5 +170,5 @@ pub(super) fn facts(texts: &[u8]) -> Option<Option<ElfFacts>> {
             _ => return None,
         }
     }
-    Some(Some(facts))
+    Some(facts)
 }

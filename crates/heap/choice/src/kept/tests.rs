@@ -69,7 +69,7 @@ fn a_file_is_read_once() {
     assert!(place.has_kept());
     assert_eq!(std::fs::metadata(place.file()).unwrap().mode() & 0o7777, 0o600);
     assert_eq!(std::fs::metadata(place.folder()).unwrap().mode() & 0o7777, 0o700);
-    // The facts of the shell stay if those of another file are added.
+    // The facts about the shell stay if another file's facts are added.
     let mut kept = place.open();
     assert!(read_again(&mut kept, Path::new(SHELL)).is_some_and(|(_, was_read)| !was_read));
     assert!(read_again(&mut kept, Path::new("/usr/bin/env")).is_some_and(|(_, was_read)| was_read));
@@ -99,7 +99,7 @@ fn a_changed_file_is_read() {
     // As if it had been kept before it was written to.
     let mut older = FileIdentity::of(&std::fs::metadata(&file).unwrap());
     older.changed.1 -= 1;
-    record::add(&mut kept.records, &(older, Reads::Library), None);
+    record::add(&mut kept.records, &(older, Reads::Library), &ElfFacts::default());
     kept.write().unwrap();
     assert!(read_again(&mut place.open(), &file).is_some_and(|(_, was_read)| was_read));
 }
@@ -229,11 +229,40 @@ fn all_facts_are_kept() {
         settings: set(&["opt.purge"]),
     };
     let key = (Place::new().executable, Reads::Executable);
-    for facts in [Some(facts), Some(ElfFacts::default()), None] {
+    for facts in [facts, ElfFacts::default()] {
         let mut records = Vec::new();
-        record::add(&mut records, &key, facts.as_ref());
+        record::add(&mut records, &key, &facts);
         let file = record::file(&key.0, &records);
         let places = record::places(&file, &key.0).unwrap();
         assert_eq!(record::facts(&file[places[&key].clone()]), Some(facts));
     }
+}
+
+#[test]
+fn only_facts_of_elf_files_that_were_read_are_kept() {
+    let place = Place::new();
+    let metadata = std::fs::metadata(SHELL).unwrap();
+    let mut kept = place.open();
+    assert_eq!(kept.of_file(&metadata, Reads::Library, || Ok(None)).unwrap(), None);
+    let refused = kept.of_file(&metadata, Reads::Library, || Err(io::ErrorKind::Other.into()));
+    assert!(refused.is_err() && kept.records.is_empty() && kept.read == 0);
+    // A file whose reads fail has no facts.
+    let path = place.above.path().join("program");
+    std::fs::copy(SHELL, &path).unwrap();
+    let unreadable = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    assert!(ElfFacts::of_file(&path, &unreadable, Reads::Library).is_err());
+    assert_eq!(ElfFacts::read(&path, Reads::Library).unwrap(), facts_of(SHELL).map(|facts| ElfFacts { path, ..facts }));
+}
+
+#[test]
+fn only_files_whose_identity_changes_with_them_have_kept_facts() {
+    let metadata = std::fs::metadata(SHELL).unwrap();
+    let kept = |root| KeptFacts { root, ..Place::new().open() };
+    let (here, elsewhere) = (kept(Some(metadata.dev())), kept(Some(metadata.dev() + 1)));
+    let [ext4, tmpfs, squashfs, fuse] = [0xef53, 0x0102_1994, 0x7371_7368, 0x6573_5546].map(FsType);
+    let of = |kept: &KeptFacts| {
+        [ext4, OVERLAYFS_SUPER_MAGIC, squashfs, tmpfs, fuse].map(|kind| kept.has_identity(kind, &metadata))
+    };
+    assert_eq!(of(&here), [true, true, true, false, false]);
+    assert_eq!(of(&elsewhere), [true, false, false, false, false], "another one may be mounted there later");
 }

@@ -32,7 +32,7 @@ pub(crate) const LAYOUT: SmallRecords = SmallRecords {
     page_block: 40,
     page_start: 48,
 };
-/// Where they lie in an arena here.
+/// Their offset in an arena here.
 pub(crate) const BITS: u64 = 4096;
 pub(crate) const PAGES: u64 = 64 << 10;
 

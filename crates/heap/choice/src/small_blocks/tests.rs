@@ -86,7 +86,7 @@ fn no_number_leads_beyond_its_bounds() {
         for value in [0, 1, 3, 511, 4097, 1 << 20, 1 << 32, FIRST, 1 << 63, u64::MAX - 7, u64::MAX] {
             let mut hostile = good.clone();
             hostile.word(place, value);
-            // The sum can only be another one where less is said to be there, or nothing is read as something else.
+            // The sum differs only if fewer blocks are reported, or if a record is read as another one.
             let live = hostile.live(4 * CHUNK).unwrap_or(0);
             assert!(live <= 4 * CHUNK, "{value:#x} at {place:#x}: {live}");
         }

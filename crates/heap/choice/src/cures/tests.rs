@@ -1,5 +1,5 @@
 use super::*;
-use heap_choice::Place;
+use crate::Place;
 use std::collections::BTreeSet;
 
 fn allocator(family: Family, settings: &[&str]) -> Allocator {

@@ -1,11 +1,11 @@
-//! What ends the TLB shootdowns that an allocator sends: settings by which it keeps the memory that is freed, for each family
-//! and version, with what they cost and where that is documented.
+//! Settings that end the TLB shootdowns sent by an allocator: it then keeps freed memory. For each family and version,
+//! with costs and documentation.
 //!
-//! The knowledge is data, in `cures.toml`. What the user has set is never changed: [`Cure::applied`] adds only what is not
-//! there, and says what stays.
+//! The knowledge is data, in `cures.toml`. The user's settings never change: [`Cure::applied`] adds only missing
+//! settings, and reports those that are kept.
 #![forbid(unsafe_code)]
 
-use heap_choice::{Allocator, Environment, Family, Runtime, merged};
+use crate::{Allocator, Environment, Family, Runtime, merged};
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
@@ -33,10 +33,10 @@ pub struct Cure {
     lacks: Option<String>,
     /// The versions that it is for, in words.
     pub versions: String,
-    /// For which behaviour it is.
+    /// The behaviour that it cures.
     #[serde(default)]
     pub when: When,
-    /// What it brings.
+    /// The effect.
     pub effect: Effect,
     /// The environment variable.
     pub variable: String,
@@ -56,7 +56,7 @@ pub struct Cure {
     /// Flags that it must not be started with.
     #[serde(default, skip_serializing)]
     without: Vec<String>,
-    /// What is paid for it.
+    /// The price.
     pub costs: String,
     /// Where it is documented.
     pub source: String,
@@ -75,7 +75,7 @@ pub enum When {
     Calloc,
 }
 
-/// What a cure brings.
+/// The effect of a cure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Effect {
@@ -85,7 +85,7 @@ pub enum Effect {
     Reduces,
 }
 
-/// What to do where no environment variable helps.
+/// The advice if no environment variable helps.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Advice {
@@ -109,7 +109,7 @@ pub struct Advice {
 pub struct Flags(Vec<String>);
 
 impl Flags {
-    /// The words of a command line, and those of the variables from which java takes flags.
+    /// The words of a command line, and the words of the variables from which java takes flags.
     pub fn of(words: impl IntoIterator<Item = String>, environment: &Environment) -> Self {
         const VARIABLES: [&str; 3] = ["JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"];
         let lists = VARIABLES.iter().filter_map(|name| environment.get(name));
@@ -125,9 +125,9 @@ impl Flags {
 /// A cure merged with an environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
-    /// The variable's new value; `None` where the user has set all of it.
+    /// The variable's new value; `None` if the user has set it completely.
     pub value: Option<String>,
-    /// Settings that are added: names, or the variable's where it has one value.
+    /// Settings that are added: names, or the variable's name if it has one value.
     pub added: Vec<String>,
     /// Settings that the user has set and that stay.
     pub stays: Vec<String>,
@@ -166,7 +166,7 @@ impl Cures {
         self.cure.iter().filter(|cure| cure.family == family && cure.fits(allocator, flags)).collect()
     }
 
-    /// What to do about an allocator for which there is no cure, and about a runtime above it.
+    /// The advice for an allocator without a cure, and for a runtime above the allocator.
     pub fn advice_for(&self, allocator: &Allocator) -> Option<&Advice> {
         let runtime = (allocator.runtime == Some(Runtime::V8)).then(|| self.advice_about("v8")).flatten();
         let family = name_of(&allocator.family);
@@ -174,7 +174,7 @@ impl Cures {
         runtime.or_else(|| self.advice.iter().find(|advice| advice.family == family && lacks(advice)))
     }
 
-    /// What to do about a cause that is no allocator: `program`, `v8`, `kernel-ksm`.
+    /// The advice for a cause that is no allocator: `program`, `v8`, `kernel-ksm`.
     pub fn advice_about(&self, what: &str) -> Option<&Advice> {
         self.advice.iter().find(|advice| advice.family == what)
     }
@@ -196,13 +196,13 @@ impl Cure {
         }
     }
 
-    /// All variables in which a user may have set something of it.
+    /// All variables in which a user may have set a part.
     pub fn variables<'a>(&'a self, allocator: &'a Allocator) -> impl Iterator<Item = &'a str> {
         let others = self.same.iter().map(|(name, _)| name).chain(&self.also_in).map(String::as_str);
         [self.variable_of(allocator)].into_iter().chain(others)
     }
 
-    /// The settings as they stand in the variable.
+    /// The settings in the variable's syntax.
     pub fn value(&self) -> String {
         let settings: Vec<String> = self.settings.iter().map(|(name, value)| self.setting(name, value)).collect();
         settings.join(&self.between.map(String::from).unwrap_or_default())
@@ -216,7 +216,7 @@ impl Cure {
         }
     }
 
-    /// Merges the cure with what `variable` has in the environment. What is set there stays.
+    /// Merges the cure with the value of `variable` in the environment. The user's settings are kept.
     pub fn applied(&self, variable: &str, environment: &Environment) -> Applied {
         self.applied_to(variable, environment, environment.get(variable))
     }
