@@ -24,7 +24,7 @@ enum pagelift_result {
     PAGELIFT_OK = 0,
     /* Done in part: the report says what is left and why. */
     PAGELIFT_PARTIAL = 1,
-    /* An option has no valid value. */
+    /* An option or an argument has no valid value. */
     PAGELIFT_INVALID = -1,
     /* Nothing could be lifted. */
     PAGELIFT_NOTHING = -2,
@@ -166,6 +166,24 @@ int pagelift_restore(const pagelift_options *options, pagelift_report *report);
  * report considered_bytes is what was resident where there was something to collapse, covered_bytes what of it is on huge
  * pages now. PAGELIFT_NOTHING where nothing more is on huge pages than before. Needs Linux 6.1. */
 int pagelift_collapse_heap(pagelift_report *report);
+
+/* Puts memory that the program has mapped itself on huge pages, in place: private anonymous memory, shared memory, and
+ * mappings of files. For the rest the kernel uses huge pages from the first access on. Contents, addresses and protections
+ * never change. Only whole huge pages of [address, address + length) count. Other threads continue, but must not unmap the
+ * range or map over it during the call.
+ *
+ * Place the memory first: a block of a file or of shared memory can be huge only if its address and its offset agree modulo
+ * the huge page. mmap chooses such an address for large mappings on most kernels. If the message names a disagreement, map at
+ * an aligned address with MAP_FIXED in a larger reserved range. Files need a file system with large folios (ext4 from Linux
+ * 6.16, xfs, tmpfs), and a mapping that is shared, or private and read-only. Blocks in small pages of the page cache are read
+ * again, unless another process maps them; before Linux 6.18 blocks that this process has accessed stay small. A mapping that
+ * may be written is collapsed only if the kernel can do that in place: shared memory, and files from Linux 7.2 on.
+ *
+ * The report: considered_bytes counts the whole huge pages, covered_bytes those that are huge now (file_bytes for shared
+ * memory and files, thp_bytes for private anonymous memory), advised_bytes blocks without any page yet; message is the reason
+ * for the rest. PAGELIFT_OK if there is no rest, PAGELIFT_PARTIAL if something is huge or advised, PAGELIFT_NOTHING if nothing
+ * is, PAGELIFT_INVALID if the range is empty or not all mapped. */
+int pagelift_advise(void *address, size_t length, pagelift_report *report);
 
 /* What the kernel backs with huge pages now, of what was replaced. */
 int pagelift_query(pagelift_report *report);

@@ -1,12 +1,12 @@
 //! The library's allocator. Its memory is mapped by the library itself, never taken from the program's allocator, and
 //! never lifted.
 //!
-//! Small blocks come from chunks, in classes of powers of two, and are reused; large ones are mapped and unmapped one by
-//! one. Every mapping is listed, so that the library can tell its own memory from the program's.
+//! Small blocks come from chunks, in classes of powers of two, and are reused; large ones are mapped and unmapped one
+//! by one. Every mapping is listed, so that the library can distinguish its own memory from the program's.
 //!
-//! Whoever uses it holds all signals (`own_state::Call`): a handler that comes upon the lock in its own thread would wait
-//! for ever. The thread that forks holds the lock during the fork (`own_memory::hold_for_fork`): a child would find it
-//! taken, by a thread that it does not have.
+//! Callers hold all signals (`own_state::Call`): a handler that needs the lock in its own thread would wait forever.
+//! The thread that forks holds the lock during the fork (`own_memory::hold_for_fork`): otherwise a child could find it
+//! taken by a thread that the child does not have.
 
 use address_space::{Address, AddressRange};
 use core::alloc::Layout;
@@ -48,7 +48,7 @@ struct Inner {
     count: usize,
 }
 
-/// An allocator on mappings of its own. All zero, as fresh memory from the kernel is, it is one without memory.
+/// An allocator on separate mappings. All zero, like fresh memory from the kernel, means without memory.
 pub struct Arena {
     lock: Lock,
     inner: UnsafeCell<Inner>,
@@ -165,7 +165,7 @@ impl Inner {
         let range = AddressRange::sized(Address(start as u64), length as u64);
         let _ = linux_raw::name_memory(range, NAME);
         // SAFETY:
-        // - advice about future pages. One huge page would be more than all that the library ever needs.
+        // - advice about future pages. One huge page would be more than the library ever needs.
         let _ = unsafe { linux_raw::madvise(range, MADV_NOHUGEPAGE) };
         self.mappings[self.count] = (start, length);
         self.count += 1;

@@ -17,7 +17,7 @@ pub struct Auxiliary {
     /// Address of the path that was executed (`AT_EXECFN`).
     #[cfg(feature = "preload")]
     pub started_by: Option<Address>,
-    /// False only where the program certainly has no more rights than the user who has started it (`AT_SECURE`).
+    /// False only if the program certainly has no more rights than its user (`AT_SECURE`).
     #[cfg(feature = "preload")]
     pub may_be_privileged: bool,
 }

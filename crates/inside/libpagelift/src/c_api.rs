@@ -1,12 +1,13 @@
 //! The C interface, `include/pagelift.h`. Structures carry their size, so that a program that was built with an older or
 //! a newer header works with this library: fields that one side does not know are left out.
 
+use crate::advise::Unadvised;
 use crate::fork_handlers;
 use crate::library::Library;
 use crate::linking::with_nothing_unloaded;
 use crate::own_state::{Call, Unusable};
 use crate::report::LiftReport;
-use address_space::PageSize;
+use address_space::{Address, AddressRange, PageSize};
 use alloc::borrow::ToOwned;
 use alloc::ffi::CString;
 use alloc::string::{String, ToString};
@@ -78,7 +79,7 @@ fn text(code: c_int) -> &'static CStr {
     match code {
         OK => c"done",
         PARTIAL => c"done in part: the report says what is left and why",
-        INVALID => c"an option has no valid value",
+        INVALID => c"an option or an argument has no valid value",
         NOTHING => c"nothing could be lifted: the report says why",
         BUSY => c"the library was called from its own callback",
         NO_MEMORY => c"no memory for the library's own state",
@@ -390,6 +391,47 @@ pub unsafe extern "C" fn pagelift_collapse_heap(report: *mut CReport) -> c_int {
     if collapsed.huge > collapsed.before { OK } else { NOTHING }
 }
 
+/// Puts memory that the program has mapped itself on huge pages, in place. See the header.
+///
+/// # Safety
+/// `report` is NULL or sound as the header says, and no thread unmaps the range or maps over it during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagelift_advise(address: *mut c_void, length: usize, report: *mut CReport) -> c_int {
+    let Some(end) = (address as usize).checked_add(length) else { return INVALID };
+    let range = AddressRange::new(Address(address as u64), Address(end as u64));
+    let call = match Call::begin() {
+        Ok(call) => call,
+        Err(why) => return code_of(why),
+    };
+    let (filled, message, code) = match call.with_library(|_| crate::advise::advise(range)) {
+        Ok(Ok(done)) => {
+            let filled = CReport {
+                considered_bytes: done.considered,
+                covered_bytes: done.huge(),
+                hugetlb_bytes: done.pool,
+                thp_bytes: done.anonymous,
+                file_bytes: done.of_files,
+                advised_bytes: done.advised,
+                microseconds: done.microseconds,
+                ..empty_report()
+            };
+            let code = match done.huge() + done.advised {
+                0 => NOTHING,
+                _ if done.is_complete() => OK,
+                _ => PARTIAL,
+            };
+            (filled, done.line(), code)
+        }
+        Ok(Err(Unadvised::NotMapped(why))) => (empty_report(), why, INVALID),
+        Ok(Err(Unadvised::NotSeen(why))) => (empty_report(), why.to_owned(), NOT_SEEN),
+        Err(why) => return code_of(why),
+    };
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { put_report(report, with_message(filled, &message)) };
+    code
+}
+
 fn empty_report() -> CReport {
     CReport {
         size: size_of::<CReport>(),
@@ -411,7 +453,7 @@ fn empty_report() -> CReport {
 /// # Safety
 /// `report` is NULL or points to as many bytes as its first field says.
 unsafe fn write_report(report: *mut CReport, done: &LiftReport) {
-    let mut filled = CReport {
+    let filled = CReport {
         considered_bytes: done.lift.considered_bytes,
         covered_bytes: done.lift.covered_bytes,
         hugetlb_bytes: done.lift.covered_from(Source::Hugetlb),
@@ -430,15 +472,19 @@ unsafe fn write_report(report: *mut CReport, done: &LiftReport) {
         None if done.lift.considered_bytes == 0 && done.lift.unlifted.is_none() => String::new(),
         None => done.line(),
     };
-    // Cut between characters, with the end left in place.
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { put_report(report, with_message(filled, &message)) };
+}
+
+/// Adds the message, cut between characters, with the end left in place.
+fn with_message(mut filled: CReport, message: &str) -> CReport {
     let end = (0..MESSAGE).rev().find(|&end| message.is_char_boundary(end.min(message.len()))).unwrap_or(0);
     for (to, from) in filled.message.iter_mut().zip(message.bytes().take(end)) {
         *to = from as c_char;
     }
     filled.message[MESSAGE - 1] = 0;
-    // SAFETY:
-    // - the caller's promise.
-    unsafe { put_report(report, filled) };
+    filled
 }
 
 /// # Safety
@@ -461,8 +507,8 @@ unsafe fn put_report(report: *mut CReport, mut filled: CReport) {
 }
 
 /// The entry point of the older technique: the executable's code and data on huge pages of its own file, of the pool,
-/// or else on transparent ones. Returns the number of huge pages that they are on, by this call or an earlier one, 0 where
-/// nothing could be done; the logger, which may be NULL, gets to know why.
+/// or on transparent ones. Returns the number of huge pages that they are on, by this call or an earlier one, 0 on
+/// failure; the reason is passed to `logger` if it is not NULL.
 ///
 /// # Safety
 /// The logger is NULL or a function that takes a text.

@@ -1,5 +1,5 @@
-//! Looks how the files of this process lie in the page cache: maps each once more, where addresses agree with offsets,
-//! touches it, and asks the kernel which parts it maps by huge pages.
+//! Finds the state of this process's files in the page cache: maps each once more, at addresses that agree with
+//! offsets, touches it, and asks the kernel which parts it maps by huge pages.
 
 use crate::files::{File, c_path, program};
 use crate::pagemap::Pagemap;
@@ -9,8 +9,8 @@ use core::ops::Range;
 use lift_plan::{CachedFile, MachineFacts, Policy, ProcessFacts};
 use linux_raw::kernel::general as linux;
 
-/// The files of the chosen objects, as far as addresses agree with offsets, and the pages of their mappings that were
-/// written to. Empty where the kernel does not tell what is huge (before Linux 6.7).
+/// The files of the chosen objects, if addresses agree with offsets, and the written pages of their mappings. Empty if
+/// the kernel does not report which memory is huge (before Linux 6.7).
 pub fn look(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> (Vec<CachedFile>, RangeSet) {
     let (mut found, mut changed) = (Vec::new(), RangeSet::new());
     let size = machine.thp.map(|thp| thp.size).filter(|size| policy.page_size.is_none_or(|wanted| wanted == *size));
@@ -81,13 +81,13 @@ fn huge_parts_of(
     Some(whole.map(|part| offset(part.start())..offset(part.end())).collect())
 }
 
-/// Tells which blocks of a part of a file may lie in huge folios, by their offsets: a touch of one that is not cached would
-/// only read it from the disk. Where the kernel does not tell, all may.
+/// Returns which blocks of a part of a file may be in huge folios, by their offsets: touching a block that is not
+/// cached would only read it from the disk. If the kernel does not report it, all may be.
 fn cached_blocks(file: &File, offsets: Range<u64>, size: PageSize, base_page: PageSize) -> impl Fn(u64) -> bool {
     let pages = move |length: u64| length / base_page.bytes();
     let cached = |offset, length| linux_raw::cached_pages(file.descriptor(), offset, length).ok();
     let length = offsets.end - offsets.start;
-    // This program executes the file, so that some of it is cached: overlayfs counts nothing.
+    // This program executes the file, so some pages are cached: overlayfs reports none.
     let all = cached(offsets.start, length).is_none_or(|found| found == 0 || found >= pages(length));
     move |offset| all || cached(offset, size.bytes()).is_none_or(|found| found >= pages(size.bytes()))
 }
@@ -95,7 +95,7 @@ fn cached_blocks(file: &File, offsets: Range<u64>, size: PageSize, base_page: Pa
 /// A mapping of a part of a file, readable, at addresses that agree with its offsets. Unmapped when dropped.
 struct Probe {
     range: AddressRange,
-    /// What was reserved to find the place.
+    /// The reservation that found the place.
     reserved: AddressRange,
 }
 
@@ -111,7 +111,7 @@ impl Probe {
         let probe = Self { range: AddressRange::sized(start, length), reserved };
         let (flags, bits) = (linux::MAP_PRIVATE | linux::MAP_FIXED, linux::PROT_READ as i32);
         // SAFETY:
-        // - the place lies in what was just reserved, which nobody else knows of.
+        // - the place is in the reservation above, which has no other user.
         unsafe { linux_raw::mmap(start.0 as usize, length as usize, bits, flags, file.descriptor(), offset) }?;
         // SAFETY:
         // - this advice keeps all contents. Without it a touch reads more of the file than its page.
@@ -122,7 +122,7 @@ impl Probe {
     /// A part that the file has lost since stays untouched.
     fn touch(&self, page: AddressRange) {
         // SAFETY:
-        // - this advice keeps all contents, and gives an error where an access would raise a signal.
+        // - this advice keeps all contents, and returns an error if an access would raise a signal.
         let _ = unsafe { linux_raw::madvise(page, linux::MADV_POPULATE_READ) };
     }
 }
@@ -130,7 +130,7 @@ impl Probe {
 impl Drop for Probe {
     fn drop(&mut self) {
         // SAFETY:
-        // - the memory was reserved by this value, and nobody else knows of it.
+        // - this value reserved the memory, which has no other user.
         let _ = unsafe { linux_raw::munmap(self.reserved) };
     }
 }

@@ -1,15 +1,15 @@
-//! What has been copied to where, so that a copy is compared with its range once more before it takes the range's place.
+//! The copies and their originals, so that a copy is compared with its range once more before it replaces the range.
 //!
-//! Other threads run while memory is copied, and memory that may not be written to can change: a program that patches its
-//! own code makes it writable for a moment, others write through `/proc/PID/mem`, and the kernel inserts uprobes. A range
-//! that has changed stays as it is. No thread can be stopped from inside, so that what is written between the comparison
-//! and the swap is lost (docs/LIMITS.md): microseconds where the range shows a file, of which only the pages that are not
-//! the file's any more are read.
+//! Other threads run while memory is copied, and memory without write permission can change: a program that patches its
+//! own code makes it writable for a moment, others write through `/proc/PID/mem`, and the kernel inserts uprobes. A
+//! range that has changed is not lifted. No thread can be stopped from inside, so writes between the comparison and the
+//! swap are lost (docs/LIMITS.md): that takes microseconds if the range shows a file, because only pages that differ
+//! from the file are read.
 
 use address_space::{Address, AddressRange, RangeSet};
 use alloc::vec::Vec;
 
-/// A range and where its copy begins.
+/// A range and the start of its copy.
 pub type Copied = (AddressRange, Address);
 
 /// The copies that have been made and not moved yet.
@@ -18,7 +18,8 @@ pub struct Copies {
     made: Vec<Copied>,
     /// Copies that show a file: what was not copied there is equal to what it is to replace.
     shown: RangeSet,
-    /// Memory that is not writable. The rest is writable where it goes to, where nobody else may write (`live_restrictions`).
+    /// Memory that is not writable. The rest is writable at its destination, which has no other writer
+    /// (`live_restrictions`).
     sealed: RangeSet,
 }
 

@@ -2,11 +2,11 @@
 //!
 //! Rules of this file, which hold from the first step of a range to its swap:
 //! - No function of any other library is called, the C library's included; only system calls are made.
-//! - The range is read by the kernel's hand alone, for the copy and, where it is not writable, to compare it with the copy
-//!   just before the swap (`copies`). Nothing in it is written: what the library itself changes lies in its own mapping
-//!   (`own_memory`), on this thread's stack, or in registers. Ranges that hold this stack, or memory that changes by
-//!   itself, are refused before (`live_restrictions`).
-//! - The swap is one `mremap`. The code that makes it may lie in the range: the instruction after the system call is
+//! - Only system calls read the range, for the copy and, if it is not writable, for the comparison with the copy just
+//!   before the swap (`copies`). The library's own changes are in a separate mapping (`own_memory`), on this thread's
+//!   stack, or in registers. Ranges that contain this stack, or memory that others change, are refused before
+//!   (`live_restrictions`).
+//! - The swap is one `mremap`. The code that makes it may be in the range: the instruction after the system call is
 //!   fetched from the copy, which is equal.
 //! - Every signal is held, so that no other code of the program runs on this thread.
 
@@ -44,11 +44,23 @@ impl OwnProcess {
     /// An executor on the process it lives in.
     ///
     /// # Safety
-    /// The methods of [`Executor`] change memory of this process as they are told. The caller copies, unmaps and moves only
-    /// what it has mapped by this executor, and replaces memory that is in use only by a copy of it, while no thread writes
-    /// there. The engine does so with a plan that was made of this process and is still valid.
+    /// The methods of [`Executor`] change memory of this process. The caller copies, unmaps and moves only memory that
+    /// it has mapped by this executor, and replaces memory in use only by a copy, while no thread writes there. The
+    /// engine does so with a plan that was made for this process and is still valid.
     pub unsafe fn new(base_page: PageSize) -> Self {
         Self { pagemap: pagemap::Pagemap::open(base_page).ok(), memory: None, base_page, copies: Copies::default() }
+    }
+
+    /// Drops the page tables of memory that shows a file.
+    ///
+    /// # Errors
+    /// The program has written to it.
+    pub fn drop_tables(&mut self, range: AddressRange) -> Result<(), CallError> {
+        self.expect_unchanged(range)?;
+        // SAFETY:
+        // - the memory shows a file and has not been written to: whoever accesses it next reads the file again. It is
+        //   never written, so that no other thread writes to it now.
+        unsafe { linux_raw::madvise(range, linux::MADV_DONTNEED) }.map_err(failed("madvise(MADV_DONTNEED)"))
     }
 
     /// Copies by a system call, so that a page that cannot be allocated is an error instead of a signal.
@@ -105,7 +117,7 @@ impl OwnProcess {
     /// instead of a signal.
     ///
     /// # Safety
-    /// The range is mapped, writable and zero, and nobody but the caller knows of it.
+    /// The range is mapped, writable and zero, and only the caller uses it.
     unsafe fn fill_with_zeros(range: AddressRange, page: PageSize) -> Result<(), Errno> {
         let zeros = files::File::open(c"/dev/zero")?;
         for page in range.pages(page) {
@@ -141,8 +153,8 @@ impl OwnProcess {
         Ok(())
     }
 
-    /// Finds huge pages on kernels before 6.7, where smaps tells only how much of a mapping is huge, and the pagemap helps
-    /// to find the addresses.
+    /// Finds huge pages on kernels before 6.7, on which smaps only reports how many bytes of a mapping are huge, and
+    /// the pagemap helps to find the addresses.
     fn huge_by_smaps(
         pagemap: Option<&pagemap::Pagemap>,
         range: AddressRange,
@@ -275,7 +287,7 @@ impl Executor for OwnProcess {
         let FileMapping { path, offset, protection } = file;
         let path = files::c_path(path).ok_or(CallError { call: "openat", errno: EINVAL as i32 })?;
         let file = files::File::open(&path).map_err(failed("openat"))?;
-        // Memory that the program may write to is accounted for, as that of its own mappings is (mmap(2)).
+        // Memory that the program may write is accounted, like its own mappings (mmap(2)).
         let reserve = if protection.write { 0 } else { linux::MAP_NORESERVE };
         let (bits, flags) = (protection.bits(), linux::MAP_PRIVATE | reserve);
         // SAFETY:
@@ -295,11 +307,7 @@ impl Executor for OwnProcess {
     }
 
     fn refault(&mut self, range: AddressRange) -> Result<(), CallError> {
-        self.expect_unchanged(range)?;
-        // SAFETY:
-        // - the memory shows a file and has not been written to: whoever accesses it next reads the file again. It is
-        //   never written, so that no other thread writes to it now.
-        unsafe { linux_raw::madvise(range, linux::MADV_DONTNEED) }.map_err(failed("madvise(MADV_DONTNEED)"))?;
+        self.drop_tables(range)?;
         let _ = self.touch(range);
         Ok(())
     }
@@ -333,7 +341,7 @@ impl Executor for OwnProcess {
 /// # Errors
 /// `/proc/thread-self/maps` cannot be read.
 pub fn own_space() -> Result<AddressSpace, CallError> {
-    // The buffer is allocated before the file is read, so that the text includes the memory that the buffer lies in.
+    // The buffer is allocated before the file is read, so that the text includes the buffer's own memory.
     let text = files::text(c"/proc/thread-self/maps").map_err(failed("reading maps"))?;
     let space = AddressSpace::parse(&text).map_err(|_| CallError { call: "reading maps", errno: ENOMEM as i32 })?;
     let mut own = RangeSet::new();
@@ -371,7 +379,7 @@ mod tests {
 
     fn write(range: AddressRange, byte: u8) {
         // SAFETY:
-        // - the range is mapped and writable, and only its test knows of it.
+        // - the range is mapped and writable, and only its test uses it.
         unsafe { core::ptr::write_bytes(range.start().0 as *mut u8, byte, range.len() as usize) }
     }
 
@@ -391,7 +399,7 @@ mod tests {
         let result = executor.move_to(copy, range.start());
         let found = (result, last_byte(range));
         executor.unmap(range).unwrap();
-        // What has been moved has left its addresses to the other threads, which may have mapped something there.
+        // Moved memory has left its addresses to the other threads, which may have mapped memory there.
         if found.0.is_err() {
             executor.unmap(copy).unwrap();
         }

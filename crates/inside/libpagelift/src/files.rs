@@ -64,7 +64,7 @@ pub fn bytes(path: &CStr) -> Result<Vec<u8>, Errno> {
         if read == 0 {
             return Ok(bytes);
         }
-        // A larger read returns more of a long maps file as of one moment.
+        // A larger read returns more of a long maps file at one moment.
         room = (2 * bytes.len()).clamp(16 << 10, 512 << 10);
     }
 }
@@ -80,9 +80,9 @@ pub fn text(path: &CStr) -> Result<String, Errno> {
     })
 }
 
-/// What names this process's program. `/proc/self` comes first: valgrind shows the program under these names only, and
-/// itself under all others, seen with 3.19. Once the first thread has ended `/proc/self`
-/// has no memory any more, where `/proc/thread-self` still has.
+/// The paths that identify this process's program. `/proc/self` comes first: valgrind shows the program only under
+/// these names, and itself under all others, seen with 3.19. Once the first thread has ended `/proc/self` has no memory
+/// any more, but `/proc/thread-self` has.
 pub mod program {
     use super::{File, bytes, link};
     use alloc::string::String;

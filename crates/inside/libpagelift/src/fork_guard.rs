@@ -1,15 +1,15 @@
 //! The fork guard: writable memory on private pool pages, and `fork`.
 //!
-//! After a fork the kernel shares such pages until one side writes, and the writer needs another page of the pool. With
-//! none left, a child that writes is killed by SIGBUS; and where the parent writes first, the kernel takes the page away
+//! After a fork the kernel shares such pages until one side writes, and the writer needs another page of the pool. If
+//! none is left, a child that writes is killed by SIGBUS; if the parent writes first, the kernel takes the page away
 //! from the child, which is killed at its next access, even a read.
 //!
-//! So no child gets to share them. Before a fork the contents are copied to ordinary memory (transparent huge pages
-//! where the kernel gives them), and the child finds that copy in place of the pool pages; the parent keeps its pages as
-//! they are and never needs another. Children of the child share ordinary memory, as everywhere.
+//! So no child shares them. Before a fork the contents are copied to ordinary memory (transparent huge pages if the
+//! kernel provides them), and the child gets that copy instead of the pool pages; the parent keeps its pages unchanged
+//! and never needs another. Children of the child share ordinary memory, as usual.
 //!
-//! The program may have unmapped or protected some of these pages, whole ones as always. The rest is guarded, and so is
-//! what it has protected: a child may make it writable again. The copy gets the protection of each part.
+//! The program may have unmapped or protected some of these pages, always whole ones. The rest is guarded, and so are
+//! the protected pages: a child may make them writable again. The copy gets the protection of each part.
 //!
 //! The copy has to show the moment of the fork:
 //!
@@ -17,11 +17,11 @@
 //!   the child's handler there is a hole in the child at these addresses; only the C library runs then, and an object
 //!   that holds it is never lifted to writable pool pages (`live_restrictions`). Signals are held until the copy is in place.
 //! - Other threads may write at any moment, so their writes wait from before the copy until the fork is done
-//!   (`held_writes`): the child sees all its memory, on whatever pages, as of one moment, as after any fork.
-//! - Where the kernel does not hold writes for this process, the child gets the kernel's own snapshot, reads each page
-//!   at once and puts the copy in place: again one moment. Only where the pool is empty, and another thread of the parent
-//!   writes to a page before the child has read it, the page is taken from the child; the copy from just before the fork
-//!   then stands in for that page, which can so be older than the rest, by as long as the copying took.
+//!   (`held_writes`): the child sees all its memory, on any pages, at one moment, as after any fork.
+//! - If the kernel does not hold writes for this process, the child gets the kernel's own snapshot, reads each page at
+//!   once and installs the copy: again one moment. Only if the pool is empty, and another thread of the parent writes
+//!   to a page before the child has read it, the page is taken from the child; the copy from just before the fork then
+//!   replaces that page, which can thus be older than the rest by the time that the copying took.
 //!
 //! The handlers (`fork_handlers`) are registered when the library is loaded. In the shared library at the program's start, and in the
 //! archive in a static program, that is before all others, so that the one before a fork runs last and the other two run
@@ -29,15 +29,15 @@
 //! handler that still has to run. After the last handler glibc takes its own locks (the list of streams, malloc, nss),
 //! under which it calls no code of the program's but functions of `fopencookie` streams.
 //!
-//! Where other handlers may have been registered earlier (the archive in a dynamic program, whose libraries are started
-//! before it; the library loaded by dlopen) the child shares the pages, and no writes are held, whatever the number of
-//! threads. What those handlers write to pool pages just before a fork can then be missing in the child where the pool is
-//! empty, and one that writes to them in the child first needs a page of the pool. One that forks itself gets a child on
-//! the copies of the fork around it, as that fork's child does.
+//! If other handlers may have been registered earlier (the archive in a dynamic program, whose libraries are started
+//! before it; the library loaded by dlopen) the child shares the pages, and no writes are held, for any number of
+//! threads. Writes of those handlers to pool pages just before a fork can then be missing in the child if the pool is
+//! empty, and a handler that writes to them in the child first needs a page of the pool. A handler that forks itself
+//! gets a child on the copies of the fork around it, like that fork's child.
 //!
-//! `vfork`, `posix_spawn` and `system` share the parent's memory until the exec; nothing is copied, nothing can fail.
-//! A raw `clone` and `_Fork` run no handlers; their children share pool pages as without the guard. So do those of a
-//! thread whose own stack lies on pool pages, for that stack.
+//! `vfork`, `posix_spawn` and `system` share the parent's memory until the exec; no copy is made, and no step can fail.
+//! A raw `clone` and `_Fork` run no handlers; their children share pool pages as without the guard. So do the children
+//! of a thread whose own stack is on pool pages, for that stack.
 
 use crate::files;
 use crate::held_writes::HeldWrites;
@@ -52,13 +52,13 @@ use linux_raw::kernel::general::{
 
 /// Looked at and copied at once.
 const COPIED: u64 = 64 << 10;
-/// Bytes at the start of each such piece that nearly always tell whether it is all zeros.
+/// Bytes at the start of each such piece that nearly always show whether it is all zeros.
 const LOOKED_AT: u64 = 4 << 10;
 
 /// `PROT_READ | PROT_WRITE`.
 const READ_WRITE: i32 = 3;
 
-/// What stands ready for a fork.
+/// The preparations for a fork.
 #[derive(Default)]
 pub struct Guard {
     installed: bool,
@@ -78,13 +78,13 @@ struct Guarded {
 /// The contents of one range on ordinary memory.
 struct Snapshot {
     range: AddressRange,
-    /// What the program has made of the range: it may have protected what it could write to.
+    /// The range's present protection: the program may have protected memory that was writable.
     protection: Protection,
     copy: AddressRange,
     child: Child,
 }
 
-/// What the child finds at the range, before its handler puts the copy there.
+/// The contents of the range in the child, before its handler installs the copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Child {
     /// A hole. The copy is as of the fork.
@@ -101,14 +101,14 @@ const NOT_HELD: &str = "with other threads and an empty pool, pages that they wr
 child than the rest, for userfaultfd is refused; needed for more: Linux 5.19 and CAP_SYS_PTRACE, or sysctl \
 vm.unprivileged_userfaultfd=1";
 
-/// How the handlers stand to those of others. Written once, before anything is lifted.
+/// Order of our handlers relative to others. Written once, before any lift.
 static PLACE: AtomicU32 = AtomicU32::new(NOT_REGISTERED);
 const NOT_REGISTERED: u32 = 0;
 #[cfg(feature = "freestanding")]
 const SOMEWHERE: u32 = 1;
 const BEFORE_ALL: u32 = 2;
 
-/// Notes that the handlers have been registered when the library was loaded, before those of all others or not.
+/// Records whether the handlers were registered when the library was loaded, before all others.
 #[cfg(feature = "freestanding")]
 pub fn note_registered(is_first: bool) {
     PLACE.store(if is_first { BEFORE_ALL } else { SOMEWHERE }, Ordering::Relaxed);
@@ -127,7 +127,7 @@ impl Guard {
         self.installed
     }
 
-    /// What keeps forks beside other threads from showing one moment where the pool is empty; none where nothing does.
+    /// The reason why forks in a program with threads may not show one moment if the pool is empty; `None` if they do.
     pub fn shortfall(&self, records: &[Record]) -> Option<&'static str> {
         match () {
             () if guarded(records).next().is_none() => None,
@@ -163,7 +163,7 @@ impl Guard {
         }
     }
 
-    /// Lets held writes go on, and drops the copies.
+    /// Resumes held writes, and drops the copies.
     pub fn finish_in_parent(&mut self) {
         if let Some(held) = self.held.take() {
             held.release();
@@ -173,7 +173,7 @@ impl Guard {
         }
     }
 
-    /// Puts the copies in place; what stands on them is no pool memory any more.
+    /// Installs the copies; memory on them is no pool memory any more.
     ///
     /// # Safety
     /// This is the child of a fork before which the thread that forked has called [`Guard::prepare`], and its only
@@ -202,7 +202,7 @@ fn guarded(records: &[Record]) -> impl Iterator<Item = &Record> {
     records.iter().filter(|record| record.is_writable() && record.is_of_pool())
 }
 
-/// What a fork has to be guarded for now: also code and constants that the program has made writable.
+/// The memory that has to be guarded at a fork now, including code and constants that the program has made writable.
 fn guarded_now(records: &[Record], space: Option<&AddressSpace>) -> Vec<Guarded> {
     let of_pool = records.iter().filter(|record| record.is_of_pool());
     let parts = of_pool.flat_map(|record| record.parts(space).into_iter().map(move |part| (record, part)));
@@ -217,8 +217,7 @@ fn guarded_now(records: &[Record], space: Option<&AddressSpace>) -> Vec<Guarded>
 }
 
 impl Snapshot {
-    /// None where there is no memory for it; the fork is then as it would be without the guard. `piece` is room for one
-    /// piece.
+    /// None if there is no memory for it; the fork is then like one without the guard. `piece` is room for one piece.
     fn take(part: &Guarded, child: Child, piece: &mut [u8]) -> Option<Self> {
         let &Guarded { range, protection, page_size, .. } = part;
         let snapshot = Self { range, protection, copy: map_aligned(range.len(), page_size)?, child };
@@ -234,7 +233,7 @@ impl Snapshot {
     fn fill(&self, piece: &mut [u8]) -> Result<(), linux_raw::Errno> {
         for chunk in chunks(self.range) {
             let start = AddressRange::sized(chunk.start(), LOOKED_AT.min(chunk.len()));
-            // What is all zeros needs no memory in the copy.
+            // A piece of zeros needs no memory in the copy.
             if !(is_zero(start, piece)? && is_zero(chunk, piece)?) {
                 // SAFETY:
                 // - the copy is the library's own and as long as the range.
@@ -270,21 +269,35 @@ impl Snapshot {
             }
         }
         // SAFETY:
-        // - the copy is the library's own, and gets the protection of what it is a copy of.
+        // - the copy is the library's own, and gets the protection of its original.
         // - at the destination is a hole, or the memory that the copy is a copy of; this is the only thread, by the
         //   caller's promise.
         unsafe {
-            if self.protection != Protection::READ_WRITE {
-                let _ = linux_raw::mprotect(self.copy, self.protection.bits());
+            let protect = |range| {
+                if self.protection != Protection::READ_WRITE {
+                    let _ = linux_raw::mprotect(range, self.protection.bits());
+                }
+            };
+            protect(self.copy);
+            // A filter may refuse the move, and the kernel may remove what is there and have no memory for the rest.
+            if linux_raw::mremap_to(self.copy, self.range.start().0 as usize).is_err()
+                && linux_raw::fill_hole(self.range).is_ok()
+            {
+                let mut pieces = chunks(self.copy);
+                match pieces.try_for_each(|chunk| copy_all(chunk, place(self.range, self.copy, chunk)).map(drop)) {
+                    Ok(()) => protect(self.range),
+                    // An access fails then, and reads no zeros in the place of contents.
+                    Err(_) => drop(linux_raw::munmap(self.range)),
+                }
+                let _ = linux_raw::munmap(self.copy);
             }
-            let _ = linux_raw::mremap_to(self.copy, self.range.start().0 as usize);
         }
     }
 
     /// Takes what the page held at the very moment of the fork, unless the parent has taken it away since.
     ///
-    /// A read holds the page, so that it goes on after the page was taken away, and then sees what the parent writes. A
-    /// page that is still there after the read was not written to before its end.
+    /// A read holds the page, so that it continues after the page was taken away, and then sees the parent's writes. A
+    /// page that is still there after the read was not written before its end.
     fn renew(&self, chunk: AddressRange, now: &mut [u8]) {
         let now = &mut now[..chunk.len() as usize];
         // SAFETY:
@@ -315,7 +328,7 @@ fn place(copy: AddressRange, range: AddressRange, chunk: AddressRange) -> usize 
     (copy.start() + (chunk.start() - range.start())).0 as usize
 }
 
-/// True where all bytes of a chunk, which are whole words, are zero; `piece` has room for it.
+/// True if all bytes of a chunk, which consists of whole words, are zero; `piece` has room for it.
 fn is_zero(chunk: AddressRange, piece: &mut [u8]) -> Result<bool, linux_raw::Errno> {
     let bytes = &mut piece[..chunk.len() as usize];
     // SAFETY:
@@ -348,7 +361,7 @@ fn is_still_there(chunk: AddressRange) -> bool {
     unsafe { copy_all(AddressRange::sized(chunk.start(), 1), (&raw mut byte) as usize) }.is_ok()
 }
 
-/// Ordinary memory that begins on a boundary of huge pages, advised so that it may consist of them.
+/// Ordinary memory that begins on a boundary of huge pages, advised so that it may consist of huge pages.
 fn map_aligned(length: u64, size: PageSize) -> Option<AddressRange> {
     let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     let whole = length + size.bytes();
@@ -358,7 +371,7 @@ fn map_aligned(length: u64, size: PageSize) -> Option<AddressRange> {
     let got = AddressRange::sized(Address(start as u64), whole);
     let wanted = AddressRange::sized(got.start().align_up(size)?, length);
     // SAFETY:
-    // - all of it is fresh and the library's own.
+    // - the whole mapping is fresh and the library's own.
     unsafe {
         for slack in got.without(wanted).into_iter().filter(|slack| !slack.is_empty()) {
             let _ = linux_raw::munmap(slack);

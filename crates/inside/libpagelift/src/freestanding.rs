@@ -1,10 +1,10 @@
-//! What a library without a runtime brings along.
+//! The parts that a library without a runtime provides itself.
 
 use crate::own_memory::OwnMemory;
 use alloc::string::ToString;
 
-/// In the archive: runs before the other constructors of whatever it is linked into. The shared library has a start of
-/// its own.
+/// In the archive: runs before the other constructors of the object that it is linked into. The shared library has a
+/// separate start.
 #[cfg(not(feature = "preload"))]
 #[used]
 #[unsafe(no_mangle)]

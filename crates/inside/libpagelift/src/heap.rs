@@ -18,9 +18,9 @@ const AT_ONCE: u64 = 64 << 20;
 pub struct Collapsed {
     /// Resident anonymous memory in mappings that can hold huge pages.
     pub resident: u64,
-    /// Part of it that is on huge pages now, as read back.
+    /// Its part on huge pages now, as read back.
     pub huge: u64,
-    /// Part of it that was on huge pages before.
+    /// Its part that was on huge pages before.
     pub before: u64,
     /// Duration in microseconds.
     pub microseconds: u64,

@@ -66,7 +66,7 @@ impl HeldWrites {
         unsafe { linux_raw::ioctl(self.file.0, UFFDIO_WRITEPROTECT, &mut protect) }.ok().map(drop)
     }
 
-    /// Ends the hold: all waiting threads go on.
+    /// Ends the hold: all waiting threads continue.
     pub fn release(self) {
         for range in &self.ranges {
             // Removing the protection wakes the threads that wait; unregistering alone would not.

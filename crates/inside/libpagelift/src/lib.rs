@@ -1,15 +1,16 @@
 //! `libpagelift`: lifts the process it lives in.
 //!
-//! It is linked to no library and starts no thread. All memory it needs comes from a mapping of its own (`arena`), all
-//! system calls are its own (`linux_raw`), and it calls two functions of the program's C library if there is one,
-//! `dl_iterate_phdr` and `pthread_atfork`, before and after a lift, never in it, and never by a name that the program could
-//! define (`linking`). The rules of the lift itself are at the top of `executor`,
-//! the restrictions on lifted memory in `live_restrictions`, the rules of forks in `fork_guard`.
+//! It is linked to no library and starts no thread. Its memory comes from a separate mapping (`arena`), it makes all
+//! system calls itself (`linux_raw`), and it calls two functions of the program's C library if there is one,
+//! `dl_iterate_phdr` and `pthread_atfork`, before and after a lift, never during it, and never by a name that the
+//! program could define (`linking`). The rules of the lift itself are at the top of `executor`, the restrictions on
+//! lifted memory in `live_restrictions`, the rules of forks in `fork_guard`.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 extern crate alloc;
 
+mod advise;
 mod arena;
 mod auxiliary;
 #[cfg(feature = "preload")]

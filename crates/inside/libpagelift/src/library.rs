@@ -1,5 +1,4 @@
-//! What the library does: lift, restore, look again. Everything here runs alone and with all signals held, see
-//! `own_state`.
+//! The library's actions: lift, restore, read the coverage. All run alone and with all signals held, see `own_state`.
 
 use crate::auxiliary::Auxiliary;
 use crate::executor::{OwnProcess, own_space};
@@ -15,14 +14,14 @@ use alloc::vec::Vec;
 use lift_execution::{Executor, Outcome, Report, execute};
 use lift_plan::{Method, Policy, Source};
 
-/// What the library remembers of this process.
+/// The library's data about this process.
 #[derive(Default)]
 pub struct Library {
-    /// What has been swapped.
+    /// The swapped ranges.
     pub records: Vec<Record>,
     /// How objects that are loaded later are lifted, where they are.
     pub later: Option<Policy>,
-    /// What stands ready for a fork.
+    /// The preparations for a fork.
     pub guard: fork_guard::Guard,
 }
 
@@ -132,7 +131,7 @@ impl Library {
         report
     }
 
-    /// Bytes that the kernel backs with huge pages now, from the pool and transparently, of what was swapped.
+    /// Swapped bytes that the kernel backs with huge pages now, from the pool and transparently.
     pub fn covered_now(&mut self) -> (u64, u64, u64) {
         self.forget_what_is_gone();
         let Some(auxiliary) = Auxiliary::read() else { return (0, 0, 0) };
@@ -176,7 +175,7 @@ impl Library {
     }
 }
 
-/// What of a range was replaced, as maps shows it.
+/// The replaced parts of a range, as in maps.
 fn replaced_in(range: AddressRange, before: &AddressSpace, after: &AddressSpace) -> Vec<AddressRange> {
     let replaced = after.overlapping(range).iter().filter(|mapping| {
         let was_file = before.overlapping(mapping.range.intersect(range)).iter().any(|m| m.path().is_some());
@@ -189,8 +188,8 @@ fn replaced_in(range: AddressRange, before: &AddressSpace, after: &AddressSpace)
     joined.iter().collect()
 }
 
-/// Memory outside of the objects is other threads' business, and that of tools such as valgrind that live in the process
-/// too: it changes all the time.
+/// Memory outside of the objects belongs to other threads, and to tools such as valgrind that live in the process too:
+/// it changes all the time.
 fn leave_out_foreign(outcome: &mut Outcome, seen: &Seen) {
     let extents: Vec<_> = seen.process.objects.iter().map(LoadedObject::extent).collect();
     outcome.unexpected.retain(|difference| extents.iter().any(|extent| extent.overlaps(difference.range)));

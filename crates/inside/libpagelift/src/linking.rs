@@ -1,14 +1,14 @@
 //! Functions of the program's C library, if it has one.
 //!
-//! The C library's own functions are called, whatever the program defines under their names: a program's `dl_iterate_phdr`
-//! may depend on data that is not set up yet, wait for a lock, or call this library. In a dynamic program they are found in
-//! the C library's own tables. In a static program each name has one definition, and only the C library's own names are
-//! used.
+//! The C library's own functions are called, even if the program defines functions with their names: a program's
+//! `dl_iterate_phdr` may depend on data that is not set up yet, wait for a lock, or call this library. In a dynamic
+//! program they are found in the C library's own tables. In a static program each name has one definition, and only the
+//! C library's own names are used.
 
 use crate::own_memory::{self, KEPT};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering;
-use loaded_objects::Process;
+use linux_raw::loaded_objects::Process;
 
 /// The address of a symbol that may be missing.
 #[cfg(not(feature = "preload"))]
@@ -155,7 +155,7 @@ pub fn in_dynamic_linker() -> Option<usize> {
     known(Found::once().linker)
 }
 
-/// Asks the C library to call these around every `fork` from now on. False where it cannot.
+/// Makes the C library call these around every `fork` from now on. False if it cannot.
 pub fn at_fork(prepare: ForkHandler, parent: ForkHandler, child: ForkHandler) -> bool {
     type Glibc = unsafe extern "C" fn(ForkHandler, ForkHandler, ForkHandler, *const c_void) -> c_int;
     type Posix = unsafe extern "C" fn(ForkHandler, ForkHandler, ForkHandler) -> c_int;
@@ -179,8 +179,8 @@ pub fn at_fork(prepare: ForkHandler, parent: ForkHandler, child: ForkHandler) ->
     false
 }
 
-/// What the C library calls the object that this code is linked into, so that its handlers go when it is unloaded. The
-/// shared library has no such name, and is never unloaded.
+/// The C library's handle of the object that this code is linked into, so that its handlers are removed when it is
+/// unloaded. The shared library has no such name, and is never unloaded.
 fn own_object() -> *const c_void {
     #[cfg(not(feature = "preload"))]
     return weak!("__dso_handle") as *const c_void;

@@ -1,5 +1,5 @@
-//! What may be lifted from inside of a running program, and what may not: the rest of the plan is refused with its
-//! reason before anything is touched.
+//! The ranges that may be lifted from inside of a running program: the rest of the plan is refused with its reason
+//! before any change.
 
 use crate::{files, linking, loaded, own_memory};
 use address_space::{Address, AddressRange, LoadedObject, PageSize, Protection, RangeSet, kernel_may_write};
@@ -19,12 +19,12 @@ const HOLDS_OWN: &str = "holds where the library keeps its state, which a child 
                          --writable-pages thp needs no guard";
 const NO_GUARD: &str = "this C library has no pthread_atfork for the fork guard; --writable-pages thp needs no guard";
 
-/// The facts about a live process that forbid some lifts, as of one moment.
+/// The facts about a live process that forbid some lifts, at one moment.
 #[derive(Clone, Debug)]
 pub struct LiveRestrictions {
     /// More than the thread that asks.
     pub threads: usize,
-    /// The kernel may write to memory by itself, or nothing tells that it does not.
+    /// The kernel may be writing to memory on its own, or that is unknown.
     pub pending_io: bool,
     /// Where the asking thread's stack is.
     pub stack: Address,
@@ -32,7 +32,7 @@ pub struct LiveRestrictions {
     pub own_object: Option<AddressRange>,
     /// The object that holds `fork`; none without a C library that offers handlers around it.
     pub fork_object: Option<AddressRange>,
-    /// The library's pointer to its state, which lies in the executable where it is linked statically.
+    /// The library's pointer to its state, which is in the executable if it is linked statically.
     pub own_pointer: Address,
     /// The addresses that the dynamic linker lists as loaded; empty if its list is not known, none without a dynamic linker.
     pub listed: Option<RangeSet>,
@@ -66,7 +66,7 @@ impl LiveRestrictions {
         }
     }
 
-    /// Why a lifted range, now protected by `now`, cannot be put back now; `None` if it can.
+    /// The reason why a lifted range, now protected by `now`, cannot be restored now; `None` if it can.
     pub fn why_not_restored(&self, range: AddressRange, now: Protection, lifted: Protection) -> Option<&'static str> {
         match () {
             () if !now.read => Some(UNREADABLE),
@@ -96,7 +96,7 @@ impl LiveRestrictions {
         plan.lifts = kept;
     }
 
-    /// The attempt with only those parts that are safe; none where no part is.
+    /// The attempt with only the safe parts; none if no part is safe.
     fn safe(&self, lift: &RangeLift, mut attempt: Attempt, reason: &mut Option<&'static str>) -> Option<Attempt> {
         if lift.protection.write && attempt.source == Source::Hugetlb {
             let page = page_of(self.own_pointer, attempt.page_size);
@@ -127,7 +127,7 @@ impl LiveRestrictions {
         let overlaps = |object: Option<AddressRange>| object.is_some_and(|object| object.overlaps(range));
         match method {
             Method::InPlace { .. } | Method::Refault => return None,
-            // Its segments are still being mapped, over what was mapped for the whole of it at first.
+            // Its segments are still being mapped, over a mapping of the whole object.
             _ if self.threads != 1 && self.is_unlisted(range) => return Some(BEING_LOADED),
             Method::Swap { .. } | Method::MapImage { .. } | Method::MapAgain { .. } => {}
             Method::MoveAside { .. } if overlaps(self.own_object) => return Some(HOLDS_LIFTER),
@@ -150,7 +150,7 @@ fn page_of(address: Address, size: PageSize) -> AddressRange {
     AddressRange::sized(address.align_down(size), size.bytes())
 }
 
-/// What is left of a part whose memory is replaced, without a page. Other parts stay as they are.
+/// The rest of a part whose memory is replaced, without a page. Other parts are not changed.
 fn without(part: &Part, page: AddressRange) -> Vec<Part> {
     let clipped = |ranges: &RangeSet, range| ranges.within(range).collect::<RangeSet>();
     let method_of = |range: AddressRange| match &part.method {
@@ -168,7 +168,7 @@ fn without(part: &Part, page: AddressRange) -> Vec<Part> {
     left.filter_map(|range| Some(Part { range, method: method_of(range)? })).collect()
 }
 
-/// What of `range` lies in none of the sorted parts.
+/// The parts of `range` outside of the sorted parts.
 fn gaps(range: AddressRange, parts: &[AddressRange]) -> Vec<AddressRange> {
     let mut rest = address_space::RangeSet::from_iter([range]);
     parts.iter().for_each(|part| rest.remove(*part));

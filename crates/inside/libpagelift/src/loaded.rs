@@ -1,5 +1,5 @@
-//! The dynamic linker's list of the objects that are loaded, from the C library's `dl_iterate_phdr`. An object is added to it when all of
-//! it is mapped.
+//! The dynamic linker's list of the loaded objects, from the C library's `dl_iterate_phdr`. An object is added when it
+//! is completely mapped.
 
 use crate::linking;
 use address_space::{Address, AddressRange, RangeSet};

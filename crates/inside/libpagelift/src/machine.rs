@@ -35,7 +35,7 @@ pub fn placed_mappings(space: &AddressSpace) -> Vec<SpecialMapping> {
     machine_facts::placed_mappings(&System, "/proc/self", space)
 }
 
-/// Bytes of the smallest huge pages that are used where none are named.
+/// Bytes of the smallest huge pages that are used by default.
 #[cfg(feature = "preload")]
 pub fn smallest_huge_page() -> u64 {
     machine_facts::smallest_huge_page(&System, pmd_size(&System, THP))

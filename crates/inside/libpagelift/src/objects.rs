@@ -62,7 +62,8 @@ fn assign_roles(objects: &mut [LoadedObject], auxiliary: &Auxiliary) {
 }
 
 #[cfg(feature = "preload")]
-/// This program's names: its file's name and path, and the name it was called by where that is the start of the file's.
+/// This program's names: its file's name and path, and the name it was called by if that is the beginning of the
+/// file's.
 pub fn program_names() -> Vec<alloc::string::String> {
     use alloc::string::ToString;
     let Some(path) = files::program::path() else { return Vec::new() };
@@ -73,7 +74,7 @@ pub fn program_names() -> Vec<alloc::string::String> {
     names.iter().filter(|name| !name.is_empty()).map(ToString::to_string).collect()
 }
 
-/// The path that was executed, if it leads to this program's file; that of a script does not.
+/// The path that was executed, if it leads to this program's file; a script's path does not.
 #[cfg(feature = "preload")]
 fn started_by() -> Option<alloc::string::String> {
     let identity = |file: files::File| {
@@ -101,8 +102,8 @@ impl Drop for FileInMemory<'_> {
     fn drop(&mut self) {
         for copy in self.read.get_mut().drain(..) {
             // SAFETY:
-            // - it came from `Box::into_raw`, stands in the list once, and nobody refers to it any more: references to
-            //   its bytes live no longer than those to `self`.
+            // - it came from `Box::into_raw`, is in the list once, and has no references any more: references to its
+            //   bytes live no longer than those to `self`.
             drop(unsafe { Box::from_raw(copy) });
         }
     }

@@ -1,8 +1,8 @@
 //! The library's own memory: one mapping that holds the arena, and the room in which `own_state` keeps its state.
 //!
-//! Nothing that changes lies in the library's `.data` or `.bss`. Linked statically, those belong to the program that is
-//! lifted, and a change between the copy of a range and its swap would be lost. One pointer lies there; it is written
-//! once, before anything is lifted, and its page is not lifted to writable pool pages (`live_restrictions`).
+//! The library's `.data` and `.bss` contain no data that changes. Linked statically, they belong to the lifted program,
+//! and a change between the copy of a range and its swap would be lost. One pointer is there; it is written once,
+//! before any lift, and its page is not lifted to writable pool pages (`live_restrictions`).
 
 use crate::arena::Arena;
 use address_space::{Address, AddressRange};
@@ -18,7 +18,7 @@ pub type Room = [u64; 128];
 /// Number of words for [`kept`].
 pub const KEPT: usize = 5;
 
-/// What lies in the mapping. All zero, as fresh memory from the kernel is, it is an arena without memory and an empty
+/// The contents of the mapping. All zero, like fresh memory from the kernel, means an arena without memory and an empty
 /// room.
 struct Memory {
     arena: Arena,
@@ -28,7 +28,7 @@ struct Memory {
 
 static MEMORY: AtomicPtr<Memory> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Where the pointer lies. A child needs it before the fork guard has put copies in place of pool pages.
+/// The address of the pointer. A child needs it before the fork guard has installed copies instead of pool pages.
 pub fn place_of_pointer() -> Address {
     Address((&raw const MEMORY) as u64)
 }

@@ -1,5 +1,5 @@
-//! What the library remembers, and the lock under which it is used: alone, with all signals held, or by the thread that
-//! forks. It lies in the library's own memory (`own_memory`).
+//! The library's data, and the lock under which it is used: alone, with all signals held, or by the thread that forks.
+//! It is in the library's own memory (`own_memory`).
 
 use crate::library::Library;
 use crate::own_memory::{self, Room};
@@ -15,16 +15,16 @@ struct State {
     lock: Lock,
     /// The thread that holds the lock.
     owner: AtomicU32,
-    /// The thread pointer of the thread that holds it for a fork, else 0. In the child the owner has another number, but
-    /// the same thread pointer.
+    /// The thread pointer of the thread that holds it for a fork, otherwise 0. In the child the owner has another
+    /// number, but the same thread pointer.
     forker: AtomicUsize,
     library: UnsafeCell<MaybeUninit<Library>>,
     /// True once `library` has been written.
     has_library: AtomicBool,
-    /// The number of forks that the thread which holds the lock is in; more than one where a handler of the program's
+    /// The number of forks that the thread which holds the lock is in; more than one if a handler of the program's
     /// around a fork forks itself.
     forks: AtomicU32,
-    /// The signal mask of that thread before the first of them.
+    /// The signal mask of that thread before the first fork.
     mask_at_fork: UnsafeCell<u64>,
 }
 
@@ -47,12 +47,12 @@ fn state() -> Option<&'static State> {
 unsafe fn state_in(room: NonNull<Room>) -> &'static State {
     // SAFETY:
     // - the room has the size and the alignment of a `State`, as asserted above; zero is a value of every field.
-    // - the rest is the caller's promise; only this module has references, none of them `&mut`.
+    // - the rest is the caller's promise; only this module has references, and none is `&mut`.
     unsafe { room.cast::<State>().as_ref() }
 }
 
 impl State {
-    /// The library, new where it has not been used yet.
+    /// The library, new if it has not been used yet.
     ///
     /// # Safety
     /// The calling thread holds the lock, and there is no other reference to the library.
@@ -73,7 +73,7 @@ impl State {
 /// Why the library cannot be used just now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unusable {
-    /// The calling thread already holds the library's state: it was called from a callback of its own.
+    /// The calling thread already holds the library's state: it was called from one of its own callbacks.
     Busy,
     /// There is no memory even for its state.
     NoMemory,
@@ -115,7 +115,7 @@ impl Call {
         Ok(result)
     }
 
-    /// Calls a function of the program, with the program's signal mask. What that changes of the mask stays.
+    /// Calls a function of the program, with the program's signal mask. Changes of the mask are kept.
     pub fn outside<R>(&self, act: impl FnOnce() -> R) -> R {
         linux_raw::set_signal_mask(self.mask.get());
         let result = act();
@@ -160,7 +160,7 @@ fn unlock(state: &State) {
 /// memory. That memory is taken last and released first: whoever allocates waits for nothing else. Where this very thread
 /// has the library already, only forks are counted.
 pub fn take_for_fork(prepare: impl FnOnce(&mut Library)) {
-    // Not only where the library has been used: what another thread takes while this one forks is not this one's to release.
+    // The library may be unused; and a lock that another thread takes while this one forks is not released here.
     let Some(state) = state() else { return };
     let mask = linux_raw::set_signal_mask(ALL_SIGNALS);
     if lock(state).is_err() {
@@ -192,8 +192,8 @@ pub fn release_in_parent(finish: impl FnOnce(&mut Library)) {
     }
 }
 
-/// Gives the library back after a fork, in the child, whatever forks its thread is in: what was prepared before any of
-/// them serves this child, and leaves nothing that a later fork within the same handlers would have to guard.
+/// Releases the library after a fork, in the child, for any number of forks that its thread is in: the preparations of
+/// each fork serve this child, and a later fork within the same handlers has no memory left to guard.
 pub fn release_in_child(finish: impl FnOnce(&mut Library)) {
     if let Some(state) = known_state().filter(|state| is_forker(state)) {
         release(state, finish);

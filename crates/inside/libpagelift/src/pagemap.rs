@@ -29,7 +29,7 @@ impl Pagemap {
     /// The parts of `range` that are mapped by huge pages.
     ///
     /// # Errors
-    /// The kernel's; kernels before 6.7 do not tell.
+    /// The kernel's; kernels before 6.7 do not report it.
     pub fn huge(&self, range: AddressRange) -> Result<RangeSet, Errno> {
         self.scan(range, Wanted::HUGE)
     }

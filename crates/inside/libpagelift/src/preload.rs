@@ -5,8 +5,8 @@
 //! object's initialisation if that function is defined, as it is in profiled programs. The object is mapped, relocated
 //! and sealed by then. An object without that call is lifted when a symbol is first looked up by `dlsym`.
 //!
-//! `dlopen` itself is not replaced: the dynamic linker takes RUNPATH and $ORIGIN from the object that contains the return
-//! address of `dlopen`. For the same reason calls of `dlsym` are passed on with their return address unchanged.
+//! `dlopen` itself is not replaced: the dynamic linker takes RUNPATH and $ORIGIN from the object that contains the
+//! return address of `dlopen`. For the same reason calls of `dlsym` are passed on with their return address unchanged.
 
 use crate::auxiliary::Auxiliary;
 use crate::linking::with_nothing_unloaded;
@@ -20,7 +20,7 @@ use heap_abi::LIBRARY;
 use lift_plan::Policy;
 use options::{HeapPages, Variable};
 
-/// Exit status of a program that is ended because of `require`; that of `pagelift run`.
+/// Exit status of a program that is ended because of `require`, the same as `pagelift run`'s.
 const REQUIRED: i32 = 125;
 
 #[used]
@@ -152,7 +152,7 @@ const UNKNOWN: u64 = u64::MAX;
 static BY_START: AtomicU64 = AtomicU64::new(0);
 static BY_LOOKUP: AtomicU64 = AtomicU64::new(0);
 
-/// True where the calling thread is under more seccomp filters than the watch has begun with: a lift makes calls for which
+/// True if the calling thread has more seccomp filters than at the beginning of the watch: a lift makes calls for which
 /// they may end the program.
 fn is_confined() -> bool {
     seccomp::are_more(seccomp::filters(), u32::try_from(FILTERS.load(Ordering::Relaxed)).ok())
@@ -201,7 +201,7 @@ extern "C" fn missing() -> usize {
     0
 }
 
-/// Before a symbol is looked up. Returns where to go on.
+/// Before a symbol is looked up. Returns the next address.
 extern "C" fn before_lookup<const FUNCTION: usize>() -> usize {
     if WATCHING.load(Ordering::Relaxed) {
         let loads = loaded::loads();

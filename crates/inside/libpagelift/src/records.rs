@@ -50,9 +50,9 @@ pub struct Original {
 pub struct Record {
     /// Name of the object.
     pub object: String,
-    /// Addresses: whole huge pages, or what the program has left of them.
+    /// Addresses: whole huge pages, or the part that the program has left.
     pub range: AddressRange,
-    /// The range of the plan that it is a part of; the rest was collapsed where it lies, or stayed as it was.
+    /// The range of the plan that contains it; the rest was collapsed in place, or is unchanged.
     pub planned: AddressRange,
     /// Protection that the lift has given it. The program may have changed it since, see [`Record::parts`].
     pub protection: Protection,
@@ -65,7 +65,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record of what an attempt has swapped of a planned range.
+    /// The record of the part of a planned range that an attempt has swapped.
     pub fn new(lift: &RangeLift, attempt: &Attempt, range: AddressRange, before: &AddressSpace) -> Self {
         let originals = before.overlapping(range).iter().map(|mapping| {
             let cut = mapping.range.intersect(range);
@@ -84,8 +84,8 @@ impl Record {
         }
     }
 
-    /// What of the range is still the lift's, whatever its protection: the program may have unmapped or replaced parts of it,
-    /// and an object that was unloaded has taken all of it with it.
+    /// The part of the range that still belongs to the lift, with any protection: the program may have unmapped or
+    /// replaced parts, and an unloaded object has removed the whole range.
     pub fn left_in(&self, space: &AddressSpace) -> RangeSet {
         let ours = |mapping: &&Mapping| match self.source {
             Source::Hugetlb => mapping.name == MappingName::HugetlbAnonymous && !mapping.shared,
@@ -95,8 +95,8 @@ impl Record {
         space.overlapping(self.range).iter().filter(ours).map(|mapping| mapping.range.intersect(self.range)).collect()
     }
 
-    /// The parts of the range that have one protection each, with that protection; all of it, as it was lifted, where the
-    /// mappings are not known.
+    /// The parts of the range that have one protection each, with that protection; the whole range, as it was lifted,
+    /// if the mappings are unknown.
     pub fn parts(&self, space: Option<&AddressSpace>) -> Vec<(AddressRange, Protection)> {
         let Some(space) = space else { return vec![(self.range, self.protection)] };
         let mut parts: Vec<(AddressRange, Protection)> = Vec::new();
@@ -143,7 +143,7 @@ impl Record {
     }
 }
 
-/// Cuts each record to what `left` says is left of it.
+/// Cuts each record to the part that `left` returns.
 pub fn cut(records: &mut Vec<Record>, left: impl Fn(&Record) -> RangeSet) {
     for record in core::mem::take(records) {
         let left = left(&record);
@@ -156,7 +156,7 @@ pub fn cut(records: &mut Vec<Record>, left: impl Fn(&Record) -> RangeSet) {
 }
 
 impl Original {
-    /// What of it lies in `range`.
+    /// The part within `range`.
     fn part(&self, range: AddressRange) -> Option<Self> {
         let cut = self.mapping.range.intersect(range);
         let offset = self.mapping.offset + (cut.start() - self.mapping.range.start());
@@ -164,8 +164,8 @@ impl Original {
         (!cut.is_empty()).then(|| Self { mapping: mapping(), file: self.file.clone() })
     }
 
-    /// What is to be there again: the file, if it is still the one that was mapped. `changed` is the protection that the
-    /// program has given it since.
+    /// The part to restore: the file, if it is still the mapped one. `changed` is the protection that the program has
+    /// set since.
     fn as_part(&self, changed: Option<Protection>) -> RestoredPart<'_> {
         let path = self.mapping.path().filter(|path| {
             let file = files::c_path(path).and_then(|path| File::open(&path).ok());
@@ -185,7 +185,7 @@ fn identity_of(mapping: &Mapping) -> Option<FileIdentity> {
     (identity.inode == mapping.inode).then_some(identity)
 }
 
-/// Returns the pages of a part that differ from its file, which is mapped at `copy`, or where there is none from zeros.
+/// Returns the pages of a part that differ from its file, which is mapped at `copy`, or from zeros if there is none.
 fn changes_in(
     executor: &mut OwnProcess,
     part: &RestoredPart<'_>,
@@ -238,7 +238,7 @@ mod tests {
         Record::new(&lift, &attempt, range, &AddressSpace::parse(BEFORE).unwrap())
     }
 
-    /// What is left of a record, with the originals of each part: start, length and offset.
+    /// The rest of a record, with the originals of each part: start, length and offset.
     fn left(source: Source, maps: &str) -> Vec<(AddressRange, Vec<[u64; 3]>)> {
         let (mut records, space) = (vec![record(source)], AddressSpace::parse(maps).unwrap());
         cut(&mut records, |record| record.left_in(&space));

@@ -10,7 +10,7 @@ use lift_execution::Report;
 /// The result of a lift or a restore.
 #[derive(Clone, Debug, Default)]
 pub struct LiftReport {
-    /// What was lifted.
+    /// The lift.
     pub lift: Report,
     /// A limitation of forks from now on, if there is one.
     pub forks: Option<&'static str>,

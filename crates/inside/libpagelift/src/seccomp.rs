@@ -3,8 +3,8 @@
 
 use crate::files::File;
 
-/// Filters of the calling thread, or `None` where the kernel does not tell: it counts them since Linux 5.9, and without
-/// `/proc` nothing does. Strict mode counts as more filters than there can be.
+/// Filters of the calling thread, or `None` if the kernel does not report them: it counts them since Linux 5.9, and
+/// only in `/proc`. Strict mode counts as more filters than there can be.
 pub fn filters() -> Option<u32> {
     let status = File::open(c"/proc/thread-self/status").ok()?;
     let (mut lines, mut piece) = (Lines::default(), [0; 512]);
@@ -16,12 +16,13 @@ pub fn filters() -> Option<u32> {
     }
 }
 
-/// True where a thread that has `now` filters may be refused what one with `then` was allowed. What is not known may be.
+/// True if a thread that has `now` filters may be refused a call that one with `then` was allowed. Unknown numbers may
+/// differ.
 pub fn are_more(now: Option<u32>, then: Option<u32>) -> bool {
     now.zip(then).is_none_or(|(now, then)| now > then)
 }
 
-/// The two lines of `/proc/PID/status` that tell, taken byte by byte: one of the others, the groups, is of any length.
+/// The two necessary lines of `/proc/PID/status`, read byte by byte: another line, the groups, has any length.
 #[derive(Default)]
 struct Lines {
     line: Line,

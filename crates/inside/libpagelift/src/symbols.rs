@@ -2,7 +2,7 @@
 
 use crate::loaded;
 use core::ffi::CStr;
-use loaded_objects::Object;
+use linux_raw::loaded_objects::Object;
 
 const PT_DYNAMIC: u32 = 2;
 

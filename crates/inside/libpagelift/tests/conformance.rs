@@ -1,8 +1,8 @@
 //! The executor on its own process passes the suite that every executor passes.
 //!
-//! Each check runs in this very process, whose allocator is the library's own: its memory is left out of what the
-//! executor sees, so that the suite's own allocations do not count as changes. What a check leaves mapped goes with its
-//! subject, as it would with a process of its own: else a few checks would hold the whole pool.
+//! Each check runs in this very process, whose allocator is the library's own: its memory is omitted from the
+//! executor's view, so that the suite's own allocations do not count as changes. Memory that a check leaves mapped is
+//! released with its subject, as with a separate process: otherwise a few checks would hold the whole pool.
 
 mod prepared_ground;
 

@@ -74,7 +74,7 @@ fn position(length: usize, random: &mut Rng) -> usize {
     }
 }
 
-/// A number of 1, 2, 4 or 8 bytes where one of that size may stand, or, in text, as digits.
+/// A number of 1, 2, 4 or 8 bytes at a place for one of that size, or, in text, as digits.
 fn put_number(bytes: &mut Vec<u8>, at: usize, random: &mut Rng) {
     let number = NUMBERS[random.usize(..NUMBERS.len())].wrapping_add_signed(random.i64(-2..=2));
     if bytes[at].is_ascii_alphanumeric() && random.bool() {

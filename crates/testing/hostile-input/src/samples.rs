@@ -45,7 +45,7 @@ pub fn smaps() -> Vec<Vec<u8>> {
     [text.to_vec()].into_iter().chain(fs::read("/proc/self/smaps").ok()).collect()
 }
 
-/// Maps, a NUL, and an ELF file that lies there.
+/// Maps, a NUL, and an ELF file that they contain.
 pub fn objects() -> Vec<Vec<u8>> {
     let maps = b"1000000-1001000 r--p 00000000 fe:00 9 /hostile\n1001000-1002000 r-xp 00001000 fe:00 9 /hostile\n\
         1002000-1003000 rw-p 00002000 fe:00 9 /hostile\n1003000-1005000 rw-p 00000000 00:00 0\n";

@@ -5,13 +5,13 @@ use address_space::{
     Address, AddressRange, AddressSpace, ElfImage, PageSize, RangeSet, bias_of, file_groups, parse_flags, parse_smaps,
     semaphores,
 };
-use bench_record::Record;
 use bench_report::{MOST_BYTES, Source, html, markdown};
-use elf_alignment::{Former, Piece, Relayout};
 use heap_abi::Order;
 use heap_choice::Environment;
 use lift_plan::{Edges, Kinds, choose_base, coverable, special_mappings};
+use measure::record::Record;
 use options::HeapWords;
+use page_cache::alignment::{Former, Piece, Relayout};
 use process_view::AuxiliaryVector;
 use process_view::coverage::Usage;
 use shootdowns::format::Format;
@@ -126,7 +126,7 @@ fn smaps(bytes: &[u8]) {
     }
 }
 
-/// The text of maps, a NUL, and an ELF file that the process is said to have mapped.
+/// The text of maps, a NUL, and an ELF file that the process maps.
 fn objects(bytes: &[u8]) {
     let Some(end) = bytes.iter().position(|&byte| byte == 0) else { return };
     let (text, file) = (&bytes[..end], &bytes[end + 1..]);
@@ -160,8 +160,8 @@ fn image_recipe(bytes: &[u8]) {
 fn relayout(bytes: &[u8]) {
     for (base, huge) in pages() {
         // A short huge page, so that short files have some.
-        for huge in [huge, base] {
-            let Ok(plan) = Relayout::plan(bytes, huge, base, true) else { continue };
+        for (huge, edges) in [(huge, Edges::Exact), (base, Edges::Exact), (base, Edges::MergeReadOnly)] {
+            let Ok(plan) = Relayout::plan(bytes, huge, base, true, edges) else { continue };
             let inside = |piece: &Piece| {
                 piece.from + piece.length <= bytes.len() as u64 && piece.to + piece.length <= plan.length
             };

@@ -1,7 +1,7 @@
 //! Every fuzz target on damaged inputs, for a fixed number of rounds with a fixed seed.
 //!
-//! `PAGELIFT_FUZZ_ROUNDS` sets another number of rounds, `PAGELIFT_FUZZ_SEED` another seed. The input at work is kept in
-//! `target/tmp/hostile-input/`, and stays there when a target fails or takes too much memory;
+//! `PAGELIFT_FUZZ_ROUNDS` sets another number of rounds, `PAGELIFT_FUZZ_SEED` another seed. The present input is kept
+//! in `target/tmp/hostile-input/`, and stays there when a target fails or takes too much memory;
 //! `PAGELIFT_FUZZ_INPUT=FILE cargo test -p hostile-input --test bounded -- TARGET` reads one such file again.
 
 use anyhow::{Context as _, Result, bail};
@@ -16,7 +16,7 @@ use std::{env, fs};
 
 /// Rounds for each target; with a debug build all targets together take about half a minute.
 const ROUNDS: u64 = 1_500;
-/// Beside what a target takes there are its samples and this program.
+/// Besides a target's memory there are its samples and this program.
 const OWN_MEMORY: u64 = 256 << 20;
 
 fn main() -> Result<ExitCode> {

@@ -1,4 +1,4 @@
-//! What this machine has for executors, with pages in its pool as long as the suite runs.
+//! The features of this machine for executors, with pages in its pool as long as the suite runs.
 
 use lift_simulation::conformance::{Ground, POOL_PAGES};
 use nix::fcntl::{Flock, FlockArg};
@@ -6,7 +6,7 @@ use std::fs::{self, File};
 
 /// The ground, whose pool keeps its pages until this is dropped.
 pub struct PreparedGround {
-    /// What the suite is told.
+    /// The suite's input.
     pub ground: Ground,
     /// The pool's counter and what it held before.
     reserved: Option<(String, String)>,
@@ -44,7 +44,7 @@ impl PreparedGround {
 impl Drop for PreparedGround {
     fn drop(&mut self) {
         if let Some((counter, before)) = &self.reserved {
-            // A counter that could be written can be written again; else the machine keeps a few pages more.
+            // A counter that could be written can be written again; otherwise the machine keeps a few pages more.
             let _ = fs::write(counter, before);
         }
     }
