@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const ROOTS: &str = "/run/pagelift/page-cache";
 /// Time after which an attempt that failed for lack of memory or time is repeated.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
-/// The first pause after an attempt that failed because of what passes by itself.
+/// The first pause after an attempt that failed for a temporary reason.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a process that prepares the same file is waited for, whatever the budget. Until then most have ended.
 const LOCKED_AT_MOST: Duration = Duration::from_secs(300);
@@ -85,7 +85,7 @@ impl Lasting {
     }
 }
 
-/// What failed.
+/// The failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Attempt {
     boot: String,
@@ -188,7 +188,7 @@ impl Record {
         self.read().filter(Attempt::counts)
     }
 
-    /// What the attempt before waits for, or has waited for.
+    /// The condition that the previous attempt waits for, or has waited for.
     pub fn lasting_before(&self) -> Option<Lasting> {
         self.read().filter(Attempt::is_of_this_boot).map(|attempt| attempt.lasting)
     }
@@ -197,7 +197,8 @@ impl Record {
         read_in(&self.directory, &self.name)
     }
 
-    /// Replaces the attempt at once, or removes the record where there is none. A record that cannot be written is none.
+    /// Replaces the attempt at once, or removes the record if there is none. A record that cannot be written counts as
+    /// none.
     pub fn keep(&mut self, attempt: Option<&Attempt>) {
         let text = attempt.and_then(|attempt| serde_json::to_string(attempt).ok());
         let text = text.filter(|text| text.len() as u64 <= linux::bounded::PAGE_CACHE_RECORD.bytes());
@@ -250,10 +251,10 @@ fn make_room(directory: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// True where an attempt of this user or of root with a file still counts.
-pub(crate) fn is_recorded(identity: &FileIdentity) -> bool {
+/// The attempt of this user or of root with a file that still counts.
+pub(crate) fn recorded(identity: &FileIdentity) -> Option<Attempt> {
     let own = || Attempts::of_this_user()?.attempt(identity);
-    own().or_else(|| attempt_of_root(identity)).is_some()
+    own().or_else(|| attempt_of_root(identity))
 }
 
 /// The attempt of root with a file, which every user can read.
@@ -361,7 +362,7 @@ mod tests {
         assert!(!Attempt { lasting: Lasting::AWhile(now() - 2 * REPEAT_AFTER.as_secs()), ..attempt }.counts());
     }
 
-    /// Somebody who looks at the file while it is prepared is gone the next moment.
+    /// A process that reads the file while it is prepared ends soon.
     #[test]
     fn pauses_grow_and_end() {
         let (_folder, attempts) = attempts();

@@ -3,8 +3,7 @@
 use address_space::PageSize;
 use std::ops::Range;
 
-/// Numbers of the blocks that lie in both `offsets` and a file of `length` bytes with all their bytes. Empty where there
-/// are none.
+/// Numbers of the blocks that are completely in both `offsets` and a file of `length` bytes. Empty if there are none.
 pub(crate) fn whole_blocks(offsets: &Range<u64>, length: u64, huge: PageSize) -> Range<u64> {
     let first = offsets.start.div_ceil(huge.bytes());
     let end = offsets.end.min(length) / huge.bytes();

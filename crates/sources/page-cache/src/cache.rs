@@ -1,4 +1,4 @@
-//! What a preparation needs of the kernel, for one file. Tests put a simulated page cache in its place.
+//! The kernel's operations that a preparation needs, for one file. Tests use a simulated page cache.
 
 use crate::file_system::FileSystem;
 use crate::look::{Hold, Looked, huge_blocks, touch_failed};
@@ -27,7 +27,7 @@ pub(crate) trait PageCache {
     /// A mapping of some blocks, until it is dropped.
     type Mapping;
 
-    /// Finds those blocks that lie in huge folios, and holds them. Others are not mapped afterwards.
+    /// Finds the blocks in huge folios, and holds them. Others are not mapped afterwards.
     fn look(&self, blocks: &Range<u64>) -> Result<Looked<Self::Hold>, Error>;
     /// True if a block may be collapsed or read whole. That fills its holes with memory, which is charged to the caller. If
     /// the pages are the only copy, they stay, so that at most an eighth may be holes. Otherwise the kernel can reclaim
@@ -45,7 +45,7 @@ pub(crate) trait PageCache {
     fn evict(&self, block: u64) -> Result<(), Error>;
     /// Begins to read what is missing of a block.
     fn read_ahead(&self, block: u64);
-    /// Counts pages of blocks; `None` where the kernel does not tell.
+    /// Counts pages of blocks; `None` if the kernel does not report them.
     fn cached(&self, blocks: &Range<u64>) -> Option<CachedPages>;
     /// Writes changed pages to the disk, as far as that is possible.
     fn write_back(&self);
@@ -57,7 +57,7 @@ pub(crate) trait PageCache {
     fn file_system(&self) -> Result<String, Error>;
     /// Finds the processes that have pages of these blocks mapped.
     fn holders(&self, blocks: &Range<u64>) -> Result<Holders, Error>;
-    /// True where memory is free in pieces of a huge page, and where that is not known.
+    /// True if memory is free in pieces of a huge page, and if that is unknown.
     fn has_free_huge_pages(&self) -> bool;
     /// Time since the preparation began.
     fn elapsed(&self) -> Duration;
@@ -165,7 +165,7 @@ impl PageCache for KernelCache<'_> {
         let Range { start, end } = offsets_of(&(block..block + 1), self.huge);
         for at in (start..end).step_by(READ_AHEAD) {
             let part = at..end.min(at + READ_AHEAD as u64);
-            // Whoever needs the pages reads them otherwise.
+            // Processes that need the pages read them otherwise.
             let _ = self.advise(part, PosixFadviseAdvice::POSIX_FADV_WILLNEED);
         }
     }

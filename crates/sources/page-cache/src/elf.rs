@@ -8,7 +8,7 @@ use std::fs::File;
 use std::ops::Range;
 
 /// The offsets from the first to the last byte of an ELF file that its segments load; `None` for other files. Debug
-/// information, which can be much more, lies behind them.
+/// information, which can be much larger, is after them.
 pub fn loaded_offsets(file: &File) -> Option<Range<u64>> {
     let length = file.metadata().ok()?.len();
     let image = ElfImage::parse(&ReadCache::new(BoundedFile::new(file, length, ELF_HEADERS.bytes()))).ok()?;

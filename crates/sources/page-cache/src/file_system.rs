@@ -1,4 +1,4 @@
-//! What is known of a file system before anything is tried.
+//! Facts about a file system before any attempt.
 
 use crate::Refusal;
 use linux::file_flags;
@@ -10,7 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What a file system can do with large folios.
+/// A file system's support of large folios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ability {
     /// Since this release of the kernel.
@@ -46,7 +46,7 @@ const RO_COMPAT_VERITY: u32 = 0x8000;
 /// The file system of a file.
 #[derive(Debug)]
 pub(crate) struct FileSystem {
-    /// Its name; the magic number where it is not known.
+    /// Its name; the magic number if the name is unknown.
     pub name: String,
     ability: Option<Ability>,
     known_name: &'static str,
@@ -66,7 +66,7 @@ impl FileSystem {
         }
     }
 
-    /// True where its pages may be evicted and read again.
+    /// True if its pages may be evicted and read again.
     pub fn can_be_evicted(&self) -> bool {
         self.ability != Some(Ability::CollapseOnly)
     }
@@ -91,8 +91,7 @@ impl FileSystem {
     }
 }
 
-/// True where files of the file system that holds a path may be collapsed where they lie, as far as that is known without
-/// trying.
+/// True if files on the file system of a path may be collapsed in place, as far as that is known without an attempt.
 pub fn may_collapse_in_place(path: &Path) -> bool {
     let ability = |found: Statfs| FileSystem::of_type(found.filesystem_type()).ability;
     // The path may lead to a file system that does not answer, which is not asked.
@@ -132,7 +131,7 @@ fn ext4_refusal(file: &File) -> Option<Refusal> {
         .then_some(Refusal::Verity("an ext4 file system with the feature verity"))
 }
 
-/// What mountinfo says of one mounted file system.
+/// The entry of one mounted file system in mountinfo.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     source: PathBuf,
@@ -194,7 +193,7 @@ mod tests {
         assert_eq!(FileSystem::of_type(FsType(0x9123_683e)).refuse(&file).is_some(), kernel_release() <= (7, 3));
     }
 
-    /// Lines of a document, and the cells of those that are rows of a table.
+    /// Lines of a document, and the cells of table rows.
     fn document(path: &str) -> Vec<(String, Vec<String>)> {
         let text = fs::read_to_string(format!("{}/../../../docs/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap();
         let cells = |line: &str| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect();
@@ -242,7 +241,7 @@ mod tests {
         }
     }
 
-    /// What was seen in virtual machines is what the guide advises and what is known here.
+    /// The observations in virtual machines agree with the guide's advice and with this table.
     #[test]
     fn what_was_seen_on_other_kernels_is_what_is_known() {
         let document = document("guides/files.md");

@@ -1,6 +1,6 @@
 //! Keeps files in huge folios: after they were replaced, and after reclaim has dropped them.
 
-use crate::attempts::is_recorded;
+use crate::attempts::recorded;
 use crate::{Budget, Effort, HugeExtents, Prepared, Refusal, loaded_offsets, prepare};
 use address_space::{PageSize, format_bytes};
 use linux::file_mapping::FileMapping;
@@ -27,29 +27,29 @@ impl From<PathBuf> for KeptPath {
     }
 }
 
-/// What became of one file in one round.
+/// The outcome for one file in one round.
 #[derive(Debug)]
 pub enum KeptFile {
-    /// As before: it lies as it did, or what was reported of it still holds.
+    /// As before: its state is unchanged, or the earlier report is still true.
     Same,
     /// Something was made, or it is seen for the first time.
     Prepared(Prepared),
-    /// Nothing of it lies in huge folios.
+    /// No part is in huge folios.
     Refused(Refusal),
     /// It cannot be opened.
     Unreadable(io::Error),
 }
 
-/// What is locked of one file.
+/// The locked part of one file.
 #[derive(Debug)]
 pub enum LockedFile {
-    /// The number of bytes that lie in huge folios, all of which are held.
+    /// The number of bytes in huge folios, all of which are held.
     All(u64),
     /// The budget ended.
     OverBudget {
         /// Bytes locked.
         locked: u64,
-        /// Bytes that lie in huge folios.
+        /// Bytes in huge folios.
         of: u64,
     },
     /// The kernel refused.
@@ -79,9 +79,9 @@ impl std::fmt::Display for LockedFile {
 pub struct KeeperReport {
     /// The file.
     pub path: PathBuf,
-    /// What became of it.
+    /// Its outcome.
     pub kept: KeptFile,
-    /// What is locked of it; `None` where that was reported before, or nothing is to be locked.
+    /// Its locked part; `None` if that was reported before, or if no locks were requested.
     pub locked: Option<LockedFile>,
 }
 
@@ -103,7 +103,7 @@ struct Known {
     user: Option<u32>,
     /// The text of the last refusal.
     refusal: Option<String>,
-    /// The parts that lie in huge folios.
+    /// The parts in huge folios.
     huge: Vec<Range<u64>>,
     locks: Locks,
 }
@@ -114,19 +114,19 @@ impl Known {
     }
 }
 
-/// What is locked of a file: the first of its parts that lie in huge folios.
+/// The locked part of a file: the first parts in huge folios.
 #[derive(Debug, Default)]
 struct Locks {
     /// The locks end as soon as these are dropped.
     mappings: Vec<FileMapping>,
-    /// Bytes of them.
+    /// Their bytes.
     bytes: u64,
-    /// What was reported of them.
+    /// The last report about them.
     said: Option<String>,
 }
 
 impl Locks {
-    /// Locks more of these parts, behind what is locked of them, up to `left` bytes.
+    /// Locks more of these parts, after the locked ones, up to `left` bytes.
     fn extend(&mut self, file: &File, parts: &[Range<u64>], huge: PageSize, mut left: u64) -> io::Result<()> {
         let mut behind = self.bytes;
         for part in parts {
@@ -185,7 +185,7 @@ impl Keeper {
         self.unreadable.remove(path);
         // The locks of a file that was replaced would keep the old one.
         let before = self.files.remove(path).filter(|known| known.identity == identity);
-        let has_tried = before.is_some() || is_recorded(&identity);
+        let has_tried = before.is_some() || recorded(&identity).is_some();
         let effort = if has_tried { Effort::Once } else { Effort::Always };
         let offsets = loaded_offsets(&file).unwrap_or(0..u64::MAX);
         match prepare(&file, path, offsets, self.huge, effort, Budget::UNLIMITED) {
@@ -210,7 +210,7 @@ impl Keeper {
         }
     }
 
-    /// Locks what lies in huge folios and is not locked, as far as the budget goes.
+    /// Locks the parts in huge folios that are not locked, within the budget.
     fn lock(
         &self,
         (file, identity): (&File, FileIdentity),
@@ -252,14 +252,22 @@ pub enum ListEntry {
     File(PathBuf),
     /// Programs and libraries of an installed package.
     Package(String),
-    /// What the processes of a program execute.
+    /// The files that the processes of a program execute.
     Running(String),
+    /// Files that get another layout (`pagelift align --relayout`), and are kept then.
+    Relayout {
+        /// The files, by their absolute paths.
+        paths: Vec<PathBuf>,
+        /// True if files of packages may be changed.
+        packaged: bool,
+    },
 }
 
-/// Reads a list: one entry a line, `/PATH`, `package NAME` or `running NAME`; `#` begins a comment.
+/// Reads a list: one entry a line, `/PATH`, `package NAME`, `running NAME`, `relayout = ["/PATH", …]` or `relayout-packaged =
+/// ["/PATH", …]`; `#` begins a comment.
 ///
 /// # Errors
-/// The line that is none of these, with its number.
+/// The first invalid line, with its number.
 pub fn parse_list(text: &str) -> Result<Vec<ListEntry>, String> {
     let mut entries = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -270,13 +278,25 @@ pub fn parse_list(text: &str) -> Result<Vec<ListEntry>, String> {
             Some(("package", name)) => ListEntry::Package(name.trim().to_owned()),
             Some(("running", name)) => ListEntry::Running(name.trim().to_owned()),
             _ => {
-                let needed = "needed `/PATH`, `package NAME` or `running NAME`";
-                return Err(format!("line {}: found `{line}`, {needed}", index + 1));
+                let needed = r#"needed `/PATH`, `package NAME`, `running NAME` or `relayout = ["/PATH", …]`"#;
+                relayout(line).ok_or_else(|| format!("line {}: found `{line}`, {needed}", index + 1))?
             }
         };
         entries.push(entry);
     }
     Ok(entries)
+}
+
+fn relayout(line: &str) -> Option<ListEntry> {
+    let (key, value) = line.split_once('=')?;
+    let packaged = match key.trim_end() {
+        "relayout" => false,
+        "relayout-packaged" => true,
+        _ => return None,
+    };
+    let paths: Vec<PathBuf> = serde_json::from_str(value.trim_start()).ok()?;
+    let is_list = !paths.is_empty() && paths.iter().all(|path| path.is_absolute());
+    is_list.then_some(ListEntry::Relayout { paths, packaged })
 }
 
 #[cfg(test)]
@@ -285,14 +305,19 @@ mod tests {
 
     #[test]
     fn lists_are_read() {
-        let text = "# comment\n\n /usr/bin/a b \npackage  nodejs\nrunning java\n";
+        let text = "# comment\n\n /usr/bin/a b \npackage  nodejs\nrunning java\nrelayout = [\"/opt/a b\", \"/c=\"]\n\
+                    relayout-packaged=[\"/d\"]\n";
         let expected = [
             ListEntry::File("/usr/bin/a b".into()),
             ListEntry::Package("nodejs".to_owned()),
             ListEntry::Running("java".to_owned()),
+            ListEntry::Relayout { paths: vec!["/opt/a b".into(), "/c=".into()], packaged: false },
+            ListEntry::Relayout { paths: vec!["/d".into()], packaged: true },
         ];
         assert_eq!(parse_list(text).unwrap(), expected);
-        for text in ["relative/path", "package", "other x", "/a\npackage"] {
+        for text in
+            ["relative/path", "package", "other x", "/a\npackage", "relayout = []", "relayout = [\"a\"]", "relayout /a"]
+        {
             assert!(parse_list(text).unwrap_err().contains("needed"), "{text}");
         }
     }

@@ -1,20 +1,23 @@
-//! How a file lies in the page cache, and how to get it into huge folios there.
+//! The state of a file in the page cache, and the ways to bring it into huge folios.
 //!
-//! Where a file system keeps files in large folios (ext4 since Linux 6.16, xfs since 5.18, erofs since 6.2), a program's
-//! own file can lie in folios of the size of a huge page. Every process that maps the file so that addresses agree with
-//! offsets modulo that size then gets entries for huge pages, without any help from Pagelift. Folios become that large in
-//! one of three ways:
+//! If a file system keeps files in large folios (ext4 since Linux 6.16, xfs since 5.18, erofs since 6.2), a program's
+//! own file can be in folios of the size of a huge page. Every process that maps the file so that addresses agree with
+//! offsets modulo that size then gets entries for huge pages, without any help from Pagelift. Folios become that large
+//! in one of three ways:
 //!
-//! - `MADV_COLLAPSE` in place: on tmpfs since 6.1, on disk file systems since 7.2 or where the kernel has
+//! - `MADV_COLLAPSE` in place: on tmpfs since 6.1, on disk file systems since 7.2 or if the kernel has
 //!   `READ_ONLY_THP_FOR_FS`.
 //! - Eviction, and reading again through a mapping with `MADV_HUGEPAGE`: `do_sync_mmap_readahead` in `mm/filemap.c` then
 //!   reads whole huge pages. Pages that any process maps cannot be evicted.
 //! - Writes of several MiB, which only a copy of the file can get.
 //!
-//! The unit is the *block*: as many bytes of the file as one huge page has, at an offset that is a multiple of them. The
-//! last, partial block of a file never becomes huge, since the kernel reads nothing beyond the end.
+//! [`alignment`] changes a file so that the kernel maps it that way, and [`replacement`] puts the changed copy in its place.
+//!
+//! The unit is the *block*: as many bytes of the file as one huge page has, at an offset that is a multiple of that
+//! size. The last, partial block of a file never becomes huge, since the kernel reads no bytes beyond the end.
 #![forbid(unsafe_code)]
 
+pub mod alignment;
 mod attempts;
 mod blocks;
 mod budget;
@@ -27,6 +30,7 @@ mod making;
 mod mappers;
 mod prepare;
 mod refusal;
+pub mod replacement;
 mod status;
 
 pub use budget::{Budget, Effort, Users};

@@ -1,4 +1,4 @@
-//! Which blocks of a file lie in huge folios.
+//! The blocks of a file that are in huge folios.
 
 use crate::blocks::{offsets_of, runs, whole_blocks};
 use address_space::{AddressRange, PageSize, RangeSet};
@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-/// A failure to look at the page cache.
+/// A failure to read the state of the page cache.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub struct Error {
@@ -35,7 +35,7 @@ pub const MOST_LOOKED_AT: u64 = 4 << 40;
 /// Number of bytes that are mapped at a time. Each touched block outside of huge folios needs a page table.
 const WINDOW: u64 = 1 << 30;
 
-/// The parts of a file that lie in huge folios of the page cache.
+/// The parts of a file that are in huge folios of the page cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HugeExtents {
     /// Offsets in bytes, multiples of the huge page size, sorted; no two ranges touch.
@@ -45,18 +45,18 @@ pub struct HugeExtents {
 }
 
 impl HugeExtents {
-    /// Number of bytes that lie in huge folios.
+    /// Number of bytes in huge folios.
     pub fn bytes(&self) -> u64 {
         self.huge.iter().map(|part| part.end - part.start).sum()
     }
 
-    /// True where all of `offsets` lies in huge folios.
+    /// True if all of `offsets` is in huge folios.
     pub fn covers(&self, offsets: &Range<u64>) -> bool {
         offsets.is_empty() || self.huge.iter().any(|part| part.start <= offsets.start && offsets.end <= part.end)
     }
 }
 
-/// Finds the blocks that lie in `offsets` with all their bytes and in huge folios. Any process that maps them at addresses
+/// Finds the blocks that are completely within `offsets` and in huge folios. Any process that maps them at addresses
 /// that agree with the offsets modulo `huge` gets entries for huge pages.
 ///
 /// It maps the file at such addresses, touches each block once that is cached, and asks the kernel (about 0.4 ms for 96 MiB).
@@ -107,7 +107,7 @@ pub(crate) struct Looked<H = Hold> {
     pub hold: H,
 }
 
-/// Finds those blocks that lie in huge folios.
+/// Finds the blocks in huge folios.
 pub(crate) fn huge_blocks(file: &File, blocks: &Range<u64>, huge: PageSize) -> Result<Looked, Error> {
     let mut looked = Looked::default();
     let at_once = (WINDOW / huge.bytes()).max(1);

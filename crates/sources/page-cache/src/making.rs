@@ -1,4 +1,4 @@
-//! Collapses blocks, or evicts them and reads them again, until they lie in huge folios.
+//! Collapses blocks, or evicts them and reads them again, until they are in huge folios.
 
 use crate::blocks::runs;
 use crate::budget::{Budget, Effort, Users};
@@ -27,11 +27,11 @@ pub(crate) struct Making<'a, C: PageCache> {
     pub effort: Effort,
     /// All blocks asked for.
     pub blocks: Range<u64>,
-    /// Those of them that are left alone, sorted.
+    /// The omitted blocks, sorted.
     pub left_out: Vec<u64>,
     /// Blocks that are left alone since huge folios would fill their holes.
     sparse: BTreeSet<u64>,
-    /// Those that lie in huge folios, and what keeps them there.
+    /// The blocks in huge folios, with their holds.
     pub now: Looked<C::Hold>,
     /// Blocks that were collapsed.
     pub collapsed: BTreeSet<u64>,
@@ -39,7 +39,7 @@ pub(crate) struct Making<'a, C: PageCache> {
     pub created: BTreeSet<u64>,
     /// Number of evictions.
     evictions: u64,
-    /// Who maps pages of the blocks, once that has been looked for.
+    /// The processes that map pages of the blocks, once they have been searched.
     holders: Option<Holders>,
     /// Blocks of which pages stayed although nobody was seen who maps them.
     in_vain: BTreeSet<u64>,
@@ -85,13 +85,13 @@ impl<'a, C: PageCache> Making<'a, C> {
         })
     }
 
-    /// Looks again. What was held stays held until then.
+    /// Reads the state again. Blocks stay held until then.
     pub fn look(&mut self) -> Result<(), Error> {
         self.now = self.cache.look(&self.blocks)?;
         Ok(())
     }
 
-    /// All blocks asked for that do not lie in huge folios. A block that did and was lost since is among them.
+    /// All requested blocks that are not in huge folios, including blocks that have left them since.
     pub fn small(&self) -> Vec<u64> {
         self.blocks.clone().filter(|block| self.now.blocks.binary_search(block).is_err()).collect()
     }
@@ -108,6 +108,31 @@ impl<'a, C: PageCache> Making<'a, C> {
         let refused = if self.wanted().is_empty() { None } else { self.make_full_ones()? };
         let sparse = || Refusal::Sparse { blocks: self.sparse.len() as u64, path: self.path.to_owned() };
         Ok(refused.or_else(|| (!self.sparse.is_empty()).then(sparse)))
+    }
+
+    /// Returns why blocks would stay small if they were made, and changes nothing. Those that would be made count as huge.
+    /// `collapses`: the kernel collapses blocks in place.
+    pub fn foresee(&mut self, collapses: bool) -> Result<Option<Refusal>, Error> {
+        self.leave_sparse_blocks()?;
+        if !collapses && !self.wanted().is_empty() {
+            if let Some(refusal) = self.cache.refuse()?.or_else(|| self.write_back()) {
+                return Ok(Some(refusal));
+            }
+            self.find_holders()?;
+        }
+        let mut made = if collapses { self.wanted() } else { self.to_create() };
+        let most = (self.budget.bytes)();
+        let is_too_much = self.bytes(made.len()) > most;
+        made.truncate((most / self.huge_page.bytes()).try_into().unwrap_or(usize::MAX));
+        self.created.extend(&made);
+        self.now.blocks.extend(made);
+        self.now.blocks.sort_unstable();
+        match self.wanted().is_empty() {
+            true if self.sparse.is_empty() => Ok(None),
+            true => Ok(Some(Refusal::Sparse { blocks: self.sparse.len() as u64, path: self.path.to_owned() })),
+            false if is_too_much => Ok(Some(self.out_of_budget(Limit::Bytes(most)))),
+            false => self.explain().map(Some),
+        }
     }
 
     fn leave_sparse_blocks(&mut self) -> Result<(), Error> {
@@ -208,16 +233,20 @@ impl<'a, C: PageCache> Making<'a, C> {
         let dirty: Option<u64> = runs(&self.wanted()).iter().map(dirty_in).sum();
         match dirty {
             Some(0) => None,
-            Some(pages) if self.effort == Effort::Once => {
+            Some(pages) if !self.writes_back() => {
                 let bytes = pages * base_page().bytes();
                 Some(Refusal::NotYetWritten { bytes, path: self.path.to_owned() })
             }
-            None if self.effort == Effort::Once => None,
+            None if !self.writes_back() => None,
             _ => {
                 self.cache.write_back();
                 None
             }
         }
+    }
+
+    fn writes_back(&self) -> bool {
+        !matches!(self.effort, Effort::Once | Effort::Foresee)
     }
 
     /// The wanted blocks that nobody is known to map.

@@ -8,11 +8,12 @@ use linux::file_mapping::FileMapping;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
 use process_view::{
-    FileIdentity, ObservationError, ProcessFiles, Unanswered, Unreadable, ask_one, each_process, open_mapped,
+    FileIdentity, ObservationError, ProcessFiles, Unanswered, Unreadable, ask_one, each_of, each_process, open_mapped,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A part of a file that a process maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,38 +151,70 @@ impl FileUsers {
         all
     }
 
-    /// The parts that one process maps.
-    pub fn parts_of(&self, pid: i32) -> impl Iterator<Item = &MappedPart> {
-        self.parts.iter().filter(move |part| part.pid == pid)
+    /// The parts by processes.
+    pub(crate) fn by_process(&self) -> BTreeMap<i32, Vec<&MappedPart>> {
+        let mut found: BTreeMap<i32, Vec<&MappedPart>> = BTreeMap::new();
+        self.parts.iter().for_each(|part| found.entry(part.pid).or_default().push(part));
+        found
     }
 
     /// The processes in whose page tables are pages of these blocks, sorted, by block. A process that cannot be looked at
     /// or does not answer counts.
     pub(crate) fn holders_by_block(&self, blocks: &Range<u64>, huge: PageSize) -> BTreeMap<u64, Vec<i32>> {
         let wanted = offsets_of(blocks, huge);
-        let mut found: BTreeMap<u64, Vec<i32>> = BTreeMap::new();
+        let mut shown: HashMap<i32, Vec<Shown>> = HashMap::new();
         for part in &self.parts {
-            let Some(addresses) = part.addresses_of(&wanted) else { continue };
-            let held = ask_one(part.pid, move |process| held(process.pid(), addresses).ok()).ok().flatten();
-            for held in held.unwrap_or_else(|| RangeSet::from_iter([addresses])).iter() {
-                let start = part.offsets().start + (held.start() - part.mapping.range.start());
-                let end = start + held.len();
-                for block in start / huge.bytes()..end.div_ceil(huge.bytes()) {
-                    found.entry(block).or_default().push(part.pid);
-                }
+            if let Some(addresses) = part.addresses_of(&wanted) {
+                let offset = part.offsets().start + (addresses.start() - part.mapping.range.start());
+                shown.entry(part.pid).or_default().push(Shown { addresses, offset });
             }
         }
-        for pids in found.values_mut() {
-            pids.sort_unstable();
-            pids.dedup();
-        }
+        let mut pids: Vec<i32> = shown.keys().copied().collect();
+        pids.sort_unstable();
+        let shown = Arc::new(shown);
+        let mut found: BTreeMap<u64, Vec<i32>> = BTreeMap::new();
+        let look = {
+            let shown = shown.clone();
+            move |process: &ProcessFiles| held(process.pid(), shown.get(&process.pid()).map_or(&[], Vec::as_slice))
+        };
+        each_of(pids, look, |pid, held| {
+            let all = || shown.get(&pid).cloned().unwrap_or_default();
+            let blocks: BTreeSet<u64> = held
+                .unwrap_or_else(|_| all())
+                .iter()
+                .flat_map(|held| {
+                    held.offset / huge.bytes()..held.offset.saturating_add(held.addresses.len()).div_ceil(huge.bytes())
+                })
+                .collect();
+            blocks.into_iter().for_each(|block| found.entry(block).or_default().push(pid));
+        });
+        found.values_mut().for_each(|pids| pids.sort_unstable());
         found
     }
 }
 
-/// The pages of the file that a process has in its page tables there: those it has written to are its own.
-fn held(pid: i32, addresses: AddressRange) -> std::io::Result<RangeSet> {
-    let pagemap = Pagemap::open(pid, base_page())?;
+/// Addresses at which a process has a part of the file.
+#[derive(Clone, Copy, Debug)]
+struct Shown {
+    addresses: AddressRange,
+    /// Offset in the file of the first address.
+    offset: u64,
+}
+
+/// Returns the pages of the file in a process's page tables. Pages that the process has written to do not count: they are its
+/// own copies. Addresses that cannot be read count as a whole.
+fn held(pid: i32, shown: &[Shown]) -> Vec<Shown> {
+    let at = |part: &Shown, range: AddressRange| Shown {
+        addresses: range,
+        offset: part.offset + (range.start() - part.addresses.start()),
+    };
+    let Ok(pagemap) = Pagemap::open(pid, base_page()) else { return shown.to_vec() };
+    let pages =
+        |part: &Shown| held_pages(&pagemap, part.addresses).unwrap_or_else(|_| [part.addresses].into_iter().collect());
+    shown.iter().flat_map(|part| pages(part).iter().map(|range| at(part, range)).collect::<Vec<_>>()).collect()
+}
+
+fn held_pages(pagemap: &Pagemap, addresses: AddressRange) -> std::io::Result<RangeSet> {
     let (mut touched, changed) = (pagemap.touched(addresses)?, pagemap.changed(addresses)?);
     changed.iter().for_each(|range| touched.remove(range));
     Ok(touched)

@@ -1,9 +1,10 @@
 //! Gets blocks of a file into huge folios.
 
-use crate::attempts::{Attempt, Attempts, Held, Lasting, Record, attempt_of_root};
+use crate::attempts::{Attempt, Attempts, Held, Lasting, Record, attempt_of_root, recorded};
 use crate::blocks::{offsets_of, runs, whole_blocks};
 use crate::budget::{Budget, Effort};
 use crate::cache::KernelCache;
+use crate::file_system::may_collapse_in_place;
 use crate::look::Hold;
 use crate::making::Making;
 use crate::{Error, HugeExtents, Refusal};
@@ -37,14 +38,14 @@ pub struct Prepared {
     pub held: Hold,
 }
 
-/// Gets those blocks into huge folios that lie in `offsets` with all their bytes, where they are not: collapses them where
-/// the kernel can, else evicts those that nobody maps and reads them again. Pages of other files are not touched, and
-/// contents never change. The file needs to be open for reading, no more; `path` is for messages.
+/// Brings the blocks that are completely within `offsets` into huge folios: collapses them if the kernel can, otherwise
+/// evicts those that are not mapped and reads them again. Pages of other files are not touched, and contents never
+/// change. The file only needs to be open for reading; `path` is for messages.
 ///
 /// If several processes prepare the same file, one works and the others wait.
 ///
 /// # Errors
-/// [`Refusal`] where no block lies in a huge folio afterwards. Where some do, the reason for the others is in
+/// [`Refusal`] if no block is in a huge folio afterwards. If some are, the reason for the others is in
 /// [`Prepared::rest`].
 pub fn prepare(
     file: &File,
@@ -137,17 +138,24 @@ impl Work<'_> {
             }
             None => None,
         };
-        let before = record.as_ref().and_then(Record::attempt).or_else(|| attempt_of_root(identity));
+        let before = match effort {
+            Effort::Foresee => recorded(identity),
+            _ => record.as_ref().and_then(Record::attempt).or_else(|| attempt_of_root(identity)),
+        };
         let before = before.filter(|_| effort != Effort::Always);
         if let Some(before) = &before {
             self.making.left_out = before.blocks.clone();
         }
-        let refusal = if self.making.wanted().is_empty() { None } else { self.making.make()? };
+        let refusal = match effort {
+            _ if self.making.wanted().is_empty() => None,
+            Effort::Foresee => self.making.foresee(may_collapse_in_place(self.making.path))?,
+            _ => self.making.make()?,
+        };
         if refusal.is_none()
             && let Some(before) = before
             && !self.making.small().is_empty()
         {
-            // The record of those that were left alone stays.
+            // The record of the omitted blocks stays.
             let (reason, path) = (before.reason, self.making.path.to_owned());
             return Ok(Some(Refusal::TriedBefore { reason, path }));
         }
@@ -161,6 +169,9 @@ impl Work<'_> {
 
     /// The locked record of the file, and whether another process had held it; `None` where records cannot be kept.
     fn record(&self, identity: &FileIdentity) -> Option<Result<(Record, bool), Held>> {
+        if self.making.effort == Effort::Foresee {
+            return None;
+        }
         let attempts = Attempts::of_this_user()?;
         match attempts.record(identity, Duration::ZERO)? {
             Ok(record) => Some(Ok((record, false))),
@@ -169,17 +180,17 @@ impl Work<'_> {
         }
     }
 
-    /// What to remember of a refusal.
+    /// The record of a refusal.
     fn attempt(&self, refusal: Option<&Refusal>, before: Option<&Lasting>) -> Option<Attempt> {
         let refusal = refusal?;
         let lasting = match refusal {
             Refusal::Mapped { processes, .. } if !processes.is_empty() => {
                 Lasting::while_alive(&processes.iter().map(|(pid, _)| *pid).collect::<Vec<_>>())
             }
-            // Nobody was found: somebody may have mapped it for a moment, to look at it for example.
+            // No process was found: one may have mapped the file for a moment, for example to read its state.
             Refusal::Mapped { .. } | Refusal::InUse { .. } => Lasting::pause_after(before),
             Refusal::Fragmented { .. } | Refusal::Tmpfs(_) => Lasting::a_while(),
-            // What was made remains: the next attempt goes on from there.
+            // The blocks made so far remain: the next attempt continues from there.
             Refusal::OutOfBudget { .. } if !(self.making.created.is_empty() && self.making.collapsed.is_empty()) => {
                 return None;
             }

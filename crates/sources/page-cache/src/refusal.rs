@@ -1,4 +1,4 @@
-//! Why a file does not lie in huge folios. Each text says what was found, what was needed, and what fixes it.
+//! The reason why a file is not in huge folios. Each text contains found, needed and the fix.
 
 use crate::look;
 use address_space::{PageSize, format_bytes};
@@ -192,7 +192,7 @@ pub enum Refusal {
     /// The budget ended before all was done.
     #[error("{}", budget_text(limit, *left, path))]
     OutOfBudget {
-        /// What was used up.
+        /// The exhausted resource.
         limit: Limit,
         /// Bytes that remain small.
         left: u64,
@@ -213,7 +213,7 @@ pub enum Refusal {
     /// An earlier attempt failed, and nothing has changed since.
     #[error("tried before, at this boot: {reason}{}", fix_of(reason, path))]
     TriedBefore {
-        /// The text of the refusal of that attempt.
+        /// The text of that attempt's refusal.
         reason: String,
         /// The file.
         path: PathBuf,
@@ -229,7 +229,7 @@ pub enum Refusal {
         /// The lock that it holds.
         lock: PathBuf,
     },
-    /// The page cache could not be looked at.
+    /// The state of the page cache could not be read.
     #[error(transparent)]
     Failed(#[from] look::Error),
 }

@@ -1,27 +1,28 @@
-//! How a file lies in the page cache, and what its users have of that.
+//! The state of a file in the page cache, and the huge pages of its users.
 
 use crate::blocks::{offsets_of, whole_blocks};
-use crate::{Error, FileUsers, MOST_LOOKED_AT, MappedFiles, loaded_offsets, look};
+use crate::{Error, FileUsers, MOST_LOOKED_AT, MappedFiles, MappedPart, loaded_offsets, look};
 use address_space::PageSize;
 use linux::file_cache::cached_pages;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
-use process_view::{ProcessFiles, ask_one};
+use process_view::{ProcessFiles, each_of};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// How one file lies in the page cache.
+/// The state of one file in the page cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FileStatus {
     /// Length in bytes.
     pub length: u64,
-    /// Bytes that can lie in huge folios: whole blocks, of an ELF file those among its segments.
+    /// Bytes that can be in huge folios: whole blocks, for an ELF file those among its segments.
     pub of: u64,
-    /// Bytes of these that do.
+    /// Bytes that are.
     pub huge: u64,
-    /// Bytes of these that are cached at all; `None` where the kernel does not tell this user.
+    /// Bytes that are cached at all; `None` if the kernel does not report them to this user.
     pub cached: Option<u64>,
     /// Bytes that were not checked, since there are more than [`MOST_LOOKED_AT`].
     #[serde(skip_serializing_if = "is_zero")]
@@ -34,7 +35,7 @@ fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
-/// What one process has of a file.
+/// One process's use of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UserStatus {
     /// The process.
@@ -60,37 +61,53 @@ pub fn status_of(file: &File, mapped: &MappedFiles, huge: PageSize) -> Result<Fi
     let cached = (!blocks.is_empty())
         .then(|| cached_pages(file, offsets_of(&blocks, huge)).ok().map(|pages| pages.cached * base_page().bytes()));
     let users = mapped.users_of(file, huge)?;
+    let now = huge_now(&users);
+    let status = |(pid, parts): (i32, Vec<&MappedPart>)| user(pid, &parts, &found.huge, huge, now.get(&pid).copied());
     Ok(FileStatus {
         length: found.file_length,
         of: (blocks.end - blocks.start) * huge.bytes(),
         huge: found.bytes(),
         cached: cached.unwrap_or(Some(0)),
         not_looked_at: ((blocks.end - blocks.start) * huge.bytes()).saturating_sub(MOST_LOOKED_AT),
-        users: users.processes().into_iter().map(|pid| user(pid, &users, &found.huge, huge)).collect(),
+        users: users.by_process().into_iter().map(status).collect(),
     })
 }
 
-fn user(pid: i32, users: &FileUsers, extents: &[Range<u64>], huge: PageSize) -> UserStatus {
-    let read_only = || users.parts_of(pid).filter(|part| !part.mapping.protection.write);
-    let ranges: Vec<_> = read_only().map(|part| part.mapping.range).collect();
-    let huge_now = move |process: &ProcessFiles| {
+/// The bytes of the file that huge pages map now, for each process that answers. Each is asked once for all its parts.
+fn huge_now(users: &FileUsers) -> BTreeMap<i32, u64> {
+    let ranges = |parts: Vec<&MappedPart>| read_only(&parts).map(|part| part.mapping.range).collect::<Vec<_>>();
+    let ranges: BTreeMap<i32, Vec<_>> =
+        users.by_process().into_iter().map(|(pid, parts)| (pid, ranges(parts))).collect();
+    let (pids, ranges) = (ranges.keys().copied().collect::<Vec<_>>(), Arc::new(ranges));
+    let look = move |process: &ProcessFiles| {
         let pagemap = Pagemap::open(process.pid(), base_page()).ok()?;
-        ranges.iter().map(|range| Some(pagemap.huge(*range).ok()?.bytes())).sum::<Option<u64>>()
+        ranges.get(&process.pid())?.iter().map(|range| Some(pagemap.huge(*range).ok()?.bytes())).sum::<Option<u64>>()
     };
-    let readable = read_only().filter(|part| part.mapping.protection.read);
-    let parts = readable.map(|part| (part.out_of_step(huge), whole_bytes_in(&part.offsets(), extents, huge)));
+    let mut found = BTreeMap::new();
+    each_of(pids, look, |pid, huge| found.extend(huge.ok().flatten().map(|huge| (pid, huge))));
+    found
+}
+
+fn read_only<'a>(parts: &'a [&MappedPart]) -> impl Iterator<Item = &'a MappedPart> {
+    parts.iter().copied().filter(|part| !part.mapping.protection.write)
+}
+
+fn user(pid: i32, parts: &[&MappedPart], extents: &[Range<u64>], page: PageSize, huge: Option<u64>) -> UserStatus {
+    let readable = read_only(parts).filter(|part| part.mapping.protection.read);
+    let steps = readable.map(|part| (part.out_of_step(page), whole_bytes_in(&part.offsets(), extents, page)));
     UserStatus {
         pid,
         name: ProcessFiles::of(pid).name().unwrap_or_else(|_| "?".to_owned()),
-        mapped: read_only().map(|part| part.mapping.range.len()).sum(),
-        huge: ask_one(pid, huge_now).ok().flatten(),
-        gain: gain_by_other_base(parts),
+        mapped: read_only(parts).map(|part| part.mapping.range.len()).sum(),
+        huge,
+        gain: gain_by_other_base(steps),
     }
 }
 
-/// Returns how many bytes more agree with their offsets at the best base than at the present one. Given is, for each part,
-/// by how much its addresses are ahead of its offsets, and the bytes of it in huge folios. A base moves all parts alike: linkers
-/// place the code of some programs one page further than the read-only data, and no base serves both.
+/// Returns how many more bytes agree with their offsets at the best base than at the present one. The input is, for
+/// each part, the difference between its addresses and its offsets, and its bytes in huge folios. A base moves all
+/// parts alike: linkers place the code of some programs one page further than the read-only data, and no base suits
+/// both.
 fn gain_by_other_base(parts: impl Iterator<Item = (u64, u64)>) -> u64 {
     let mut by_step: BTreeMap<u64, u64> = BTreeMap::new();
     for (ahead, bytes) in parts {
@@ -100,7 +117,7 @@ fn gain_by_other_base(parts: impl Iterator<Item = (u64, u64)>) -> u64 {
     by_step.into_values().max().unwrap_or(0) - now
 }
 
-/// Bytes of the blocks in `extents` that lie in `offsets` with all their bytes.
+/// Bytes of the blocks in `extents` that are completely within `offsets`.
 fn whole_bytes_in(offsets: &Range<u64>, extents: &[Range<u64>], huge: PageSize) -> u64 {
     let whole = |extent: &Range<u64>| {
         let blocks = whole_blocks(&(offsets.start.max(extent.start)..offsets.end), extent.end, huge);

@@ -373,6 +373,32 @@ fn what_collapses_is_never_evicted() {
     assert_eq!((cache.evictions(), cache.lies()), (0, MIXED.to_vec()));
 }
 
+/// Foreseen is what is made afterwards, with the same reason for the rest, and until then nothing is changed.
+#[test]
+fn what_is_foreseen_is_what_is_made() {
+    let kind = |refusal: &Option<Refusal>| refusal.as_ref().map(std::mem::discriminant);
+    for (collapses, held, sparse) in [
+        (false, &[][..], vec![]),
+        (false, &[0, 3], vec![]),
+        (false, &[0], vec![3]),
+        (true, &[0, 3], vec![]),
+        (true, &[], vec![3]),
+    ] {
+        let cache = Simulated { collapses, sparse: sparse.into(), ..Simulated::of(&MIXED) }.held(held);
+        let mut work = making(&cache, Budget::UNLIMITED).unwrap();
+        work.effort = Effort::Foresee;
+        let foreseen = work.foresee(collapses).unwrap();
+        assert_eq!((cache.evictions(), cache.lies()), (0, MIXED.to_vec()));
+        let mut made = making(&cache, Budget::UNLIMITED).unwrap();
+        let refusal = made.make().unwrap();
+        assert_eq!((&work.now.blocks, kind(&foreseen)), (&made.now.blocks, kind(&refusal)), "{foreseen:?} {refusal:?}");
+    }
+    let cache = Simulated::of(&[Lies::Small; 5]);
+    let mut work = making(&cache, Budget { bytes: &|| 2 * HUGE, ..LATE }).unwrap();
+    assert!(matches!(work.foresee(false).unwrap(), Some(Refusal::OutOfBudget { limit: Limit::Bytes(_), .. })));
+    assert_eq!(work.now.blocks, [0, 1]);
+}
+
 #[test]
 fn no_process_is_looked_for_when_time_is_used_up() {
     let cache = Simulated::of(&[Lies::Small; 3]).held(&[0, 1, 2]);

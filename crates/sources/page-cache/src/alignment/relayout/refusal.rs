@@ -1,6 +1,6 @@
 //! Reasons for which a file keeps its layout.
 
-use crate::NotElf;
+use crate::alignment::NotElf;
 use address_space::{PageSize, format_bytes};
 
 /// Why segments do not get new offsets.

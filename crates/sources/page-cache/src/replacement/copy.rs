@@ -1,6 +1,6 @@
 //! The bytes of a copy.
 
-use crate::error::ReplaceError;
+use crate::replacement::error::ReplaceError;
 use std::fs::File;
 use std::io::{self, Error, ErrorKind};
 use std::ops::Range;
@@ -131,7 +131,7 @@ impl Contents<'_> {
     }
 }
 
-/// Writes that part of a patch that lies in `bytes`, which begin at `at` in the file.
+/// Writes the part of a patch within `bytes`, which begin at `at` in the file.
 fn apply(patch: &Patch, at: u64, bytes: &mut [u8]) {
     let (start, end) = (patch.at.max(at), (patch.at + patch.bytes.len() as u64).min(at + bytes.len() as u64));
     if start < end {

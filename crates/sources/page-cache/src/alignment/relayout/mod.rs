@@ -1,10 +1,10 @@
 //! New offsets for whole segments, so that they agree with addresses modulo the size of a huge page.
 //!
-//! The page cache holds huge folios at multiples of their size in the file; the kernel maps one by a huge page only where
-//! the address agrees with the offset modulo that size. lld and gold place segments with other offsets, so that neither a
-//! larger `p_align` nor another base helps. Here whole segments move within the file; no address changes, and no byte
-//! changes but offsets and alignments in headers. Contents outside of segments (symbols, debugging information,
-//! section headers) move behind the segments, and data behind the last section stays at the end.
+//! The page cache has huge folios at multiples of their size in the file; the kernel maps one by a huge page only if
+//! the address agrees with the offset modulo that size. lld and gold place segments at other offsets, so that neither a
+//! larger `p_align` nor another base helps. This module moves whole segments within the file; no address changes, and
+//! only bytes of offsets and alignments in headers change. Contents outside of segments (symbols, debugging
+//! information, section headers) move after the segments, and data after the last section stays at the end.
 
 mod headers;
 mod layout;
@@ -15,17 +15,17 @@ pub use layout::Piece;
 pub use record::Former;
 pub use refusal::RelayoutError;
 
-use crate::Segments;
+use crate::alignment::{Segment, Segments};
 use address_space::PageSize;
 use headers::{FILE_HEADER, Headers, PROGRAM_HEADER, Program, SECTION_HEADER, Section};
 use layout::{Layout, Load};
-use object::ReadRef;
+use object::{ReadRef, elf};
+use options::Edges;
 
-/// Offsets of `e_phoff`, `e_shoff`, `p_offset`, `p_align` and `sh_offset` in their headers (elf(5)).
+/// Offsets of `e_phoff`, `e_shoff`, `p_offset` and `sh_offset` in their headers (elf(5)).
 const PROGRAMS_AT: u64 = 32;
 const SECTIONS_AT: u64 = 40;
 const OFFSET_AT: u64 = 8;
-const ALIGN_AT: u64 = 48;
 const SECTION_OFFSET_AT: u64 = 24;
 
 /// A new file is at least one part in so many as long as the file before: padding between segments may be left out.
@@ -57,14 +57,17 @@ pub struct Relayout {
     pub fields: Vec<Field>,
     /// The segments as they are.
     pub before: Segments,
-    /// The segments in the new file.
+    /// The segments in the new file; adjacent ones of code are one.
     pub after: Segments,
+    /// Bytes of read-only data that become executable ([`Edges::MergeReadOnly`]).
+    pub widened: u64,
     parts: Vec<Piece>,
 }
 
 impl Relayout {
     /// Finds new offsets for a file's segments. With `keep_trailing` data behind the last section move, too, whose format
-    /// is not known to count from the end of the file.
+    /// is not known to count from the end of the file. [`Edges::MergeReadOnly`] makes huge pages executable that code and
+    /// read-only data share.
     ///
     /// The layout depends on the file and the sizes of pages only.
     ///
@@ -75,10 +78,11 @@ impl Relayout {
         huge: PageSize,
         page: PageSize,
         keep_trailing: bool,
+        edges: Edges,
     ) -> Result<Self, RelayoutError> {
         let headers = Headers::read(data)?;
         let before = Segments::read(data)?;
-        let layout = Layout::new(&headers, data, huge, page)?;
+        let layout = Layout::new(&headers, data, huge, page, edges)?;
         let after = moved(&before, &layout);
         gains(&before, &after, huge)?;
         let lowest = layout.loads.iter().map(|load| load.old.address).min().unwrap_or(0);
@@ -94,8 +98,8 @@ impl Relayout {
             return Err(RelayoutError::Unsound("more padding than contents"));
         }
         let fields = fields(&headers, &layout)?;
-        let Layout { length, copies, parts, .. } = layout;
-        Ok(Self { old_length: headers.length, length, pieces: copies, fields, before, after, parts })
+        let Layout { length, copies, parts, widened, .. } = layout;
+        Ok(Self { old_length: headers.length, length, pieces: copies, fields, before, after, widened, parts })
     }
 
     /// The text from which [`Former::parse`] restores the file.
@@ -109,13 +113,25 @@ impl Relayout {
     }
 }
 
+/// The segments in the new layout. Those that have become executable as a whole are a part of the code beside them, as in memory.
 fn moved(before: &Segments, layout: &Layout) -> Segments {
     let mut after = before.clone();
+    let load_of = |segment: &Segment| layout.loads.iter().find(|load| load.index as u64 == segment.index);
     for segment in &mut after.all {
-        if let Some(load) = layout.loads.iter().find(|load| load.index as u64 == segment.index) {
-            (segment.offset, segment.align) = (load.offset, load.align);
+        if let Some(Load { new, .. }) = load_of(segment) {
+            (segment.offset, segment.address, segment.length) = (new.offset, new.address, new.length);
+            (segment.align, segment.executable) = (new.align, new.is_executable());
         }
     }
+    let has_become_code = |segment: &Segment| load_of(segment).is_some_and(|load| load.new.flags != load.old.flags);
+    after.all.dedup_by(|other, one| {
+        // Only code that is adjacent in memory and in the file is shared.
+        let is_joined = one.executable && other.executable && (has_become_code(one) || has_become_code(other));
+        if is_joined {
+            one.length = other.address + other.length - one.address;
+        }
+        is_joined
+    });
     after
 }
 
@@ -158,8 +174,8 @@ fn fields(headers: &Headers, layout: &Layout) -> Result<Vec<Field>, RelayoutErro
         };
         match layout.loads.iter().find(|load| load.index == index) {
             Some(load) => {
-                add(OFFSET_AT, program.offset, load.offset);
-                add(ALIGN_AT, program.align, load.align);
+                let values = words(&load.old).into_iter().zip(words(&load.new));
+                (0..).step_by(8).zip(values).for_each(|(inside, (old, new))| add(inside, old, new));
             }
             None => {
                 add(OFFSET_AT, program.offset, of_program(layout, program).ok_or(RelayoutError::Program(index))?);
@@ -173,6 +189,12 @@ fn fields(headers: &Headers, layout: &Layout) -> Result<Vec<Field>, RelayoutErro
     }
     fields.retain(|field| field.old != field.new);
     Ok(fields)
+}
+
+/// A segment's program header, as numbers of eight bytes (elf(5)).
+fn words(load: &Program) -> [u64; 7] {
+    let Program { flags, offset, address, physical, length, memory, align, .. } = *load;
+    [u64::from(elf::PT_LOAD.0) | u64::from(flags) << 32, offset, address, physical, length, memory, align]
 }
 
 /// True if the address of the program headers, at an offset in the file, is as far from the first segment's as the offset is.

@@ -1,7 +1,7 @@
 //! The headers of a file, as numbers.
 
 use super::refusal::RelayoutError;
-use crate::NotElf;
+use crate::alignment::NotElf;
 use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
 use object::{LittleEndian, ReadRef};
@@ -23,14 +23,27 @@ const ENDS: u64 = 4096;
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
     pub is_load: bool,
-    pub is_read_only: bool,
+    /// `p_flags`.
+    pub flags: u32,
     pub offset: u64,
     pub address: u64,
+    /// `p_paddr`, which nothing on Linux uses.
+    pub physical: u64,
     /// Bytes in the file.
     pub length: u64,
     /// Bytes in memory.
     pub memory: u64,
     pub align: u64,
+}
+
+impl Program {
+    pub fn is_read_only(&self) -> bool {
+        self.flags & elf::PF_W.0 == 0
+    }
+
+    pub fn is_executable(&self) -> bool {
+        self.flags & elf::PF_X.0 != 0
+    }
 }
 
 /// A section header.
@@ -92,9 +105,10 @@ impl Headers {
         }
         let program = |header: &ProgramHeader64<LittleEndian>| Program {
             is_load: header.p_type(endian) == elf::PT_LOAD,
-            is_read_only: header.p_flags(endian).0 & elf::PF_W.0 == 0,
+            flags: header.p_flags(endian).0,
             offset: header.p_offset(endian),
             address: header.p_vaddr(endian),
+            physical: header.p_paddr(endian),
             length: header.p_filesz(endian),
             memory: header.p_memsz(endian),
             align: header.p_align(endian),
@@ -209,7 +223,7 @@ fn counts_from_the_end<'data, R: ReadRef<'data>>(data: R, length: u64) -> bool {
 /// True if a ZIP archive ends the file whose offsets count from the archive's own beginning. After `zip -A` they count from the
 /// file's, and readers that rely on that would read other bytes after a move. Those of a ZIP64 archive are not read here.
 fn is_relative_archive(last: &[u8], length: u64) -> bool {
-    /// The end record, and its fields (APPNOTE.TXT 4.3.16): size and offset of the directory in front of it.
+    /// The end record, and its fields (APPNOTE.TXT 4.3.16): size and offset of the directory before it.
     const END: &[u8] = b"PK\x05\x06";
     const SIZE_AT: usize = 12;
     const OFFSET_AT: usize = 16;

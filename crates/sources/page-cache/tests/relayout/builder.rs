@@ -59,6 +59,18 @@ pub fn wishes() -> impl Strategy<Value = Wishes> {
     })
 }
 
+/// Files of code and read-only data that are adjacent in memory.
+pub fn adjacent_wishes() -> impl Strategy<Value = Wishes> {
+    let lengths = prop::collection::vec(prop_oneof![1..3 * PAGE, HUGE / 2..4 * HUGE], 2..6);
+    (wishes(), lengths, any::<bool>()).prop_map(|(wishes, lengths, begins_with_code)| {
+        let segments = lengths.into_iter().enumerate().map(|(number, length)| {
+            let flags = if (number % 2 == 0) == begins_with_code { 5 } else { 4 };
+            Wish { flags, length, bss: 0, gap: 0, section_in_gap: false, further: 0, align: PAGE }
+        });
+        Wishes { segments: segments.collect(), ..wishes }
+    })
+}
+
 struct Headers {
     programs: Vec<[u64; 8]>,
     sections: Vec<[u64; 10]>,

@@ -1,8 +1,8 @@
 //! Replacements of real files.
 
-use file_replacement::{Change, Moved, Order, Patch, ReplaceError, replace, write_copy};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::geteuid;
+use page_cache::replacement::{Change, Moved, Order, Patch, ReplaceError, replace, write_copy};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};

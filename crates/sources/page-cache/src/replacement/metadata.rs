@@ -1,7 +1,7 @@
-//! What a file has besides its bytes: owner, mode, times, attributes (chattr(1)) and extended attributes, among them access
-//! control lists, capabilities and security labels.
+//! A file's metadata: owner, mode, times, attributes (chattr(1)) and extended attributes, including access control
+//! lists, capabilities and security labels.
 
-use crate::ReplaceError;
+use crate::replacement::ReplaceError;
 use linux::{attributes, file_flags};
 use nix::errno::Errno;
 use nix::sys::stat::{Mode, fchmod, futimens};

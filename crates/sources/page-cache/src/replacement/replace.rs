@@ -1,9 +1,9 @@
 //! The replacement itself.
 
-use crate::copy::{Contents, Order, Patch};
-use crate::error::ReplaceError;
-use crate::metadata::FileMetadata;
-use crate::place::Place;
+use crate::replacement::copy::{Contents, Order, Patch};
+use crate::replacement::error::ReplaceError;
+use crate::replacement::metadata::FileMetadata;
+use crate::replacement::place::Place;
 
 use linux::file_holes::holes_in;
 use linux::leases::Lease;
@@ -29,9 +29,9 @@ pub struct Change {
     pub order: Option<Order>,
     /// Other bytes.
     pub patches: Vec<Patch>,
-    /// Extended attributes that are set, or removed where there is no value.
+    /// Extended attributes that are set, or removed if there is no value.
     pub attributes: Vec<(CString, Option<Vec<u8>>)>,
-    /// The identity that the file must have, where the change was made for one state of it.
+    /// The identity that the file must have, if the change was made for one state.
     pub only_if: Option<FileIdentity>,
 }
 
@@ -47,14 +47,15 @@ pub struct Replaced {
 }
 
 /// Replaces a file by a copy with this change and all metadata: owner, group, mode, access control lists, extended
-/// attributes with capabilities and labels, attributes, times. It is written in large pieces, so that it lies in huge folios
-/// of the page cache where the file system has them, reaches the disk, and is compared byte by byte before one rename puts it
-/// in the place of the file.
+/// attributes with capabilities and labels, attributes, times. It is written in large pieces, so that it is in huge
+/// folios of the page cache if the file system has them, is flushed to the disk, and is compared byte by byte before
+/// one rename replaces the file.
 ///
-/// A path through links leads to the file that they mean; a link that appears on the way later is not followed. The file is
-/// a regular one with one name that nobody has open for writing; a lease holds writers off until all is done. A file that
-/// takes its place while it is copied stays. Whatever fails, and whenever this program is killed, the file is there, old or
-/// new, and nothing else but, after SIGKILL at the moment of the rename, perhaps one more name that begins with `.pagelift-`.
+/// A path through links leads to their target; a link that appears on the path later is not followed. The file is a
+/// regular one with one name that no process has open for writing; a lease delays writers until the end. A file that
+/// replaces it during the copy stays. After any failure, and after this program is killed at any time, the file exists,
+/// old or new, and no other file except, after SIGKILL at the moment of the rename, perhaps one more name that begins
+/// with `.pagelift-`.
 ///
 /// # Errors
 /// [`ReplaceError`]; the file is untouched.
@@ -108,9 +109,9 @@ pub fn replace(path: &Path, change: &Change) -> Result<Replaced, ReplaceError> {
     Ok(Replaced { file: place.open()?, path, old })
 }
 
-/// Writes a copy of a file with this change to another path, and replaces a regular file that is there. The copy has the
-/// permissions of the file without set-user-ID and set-group-ID, and of extended attributes only those of the change, if the
-/// file system has room for them.
+/// Writes a copy of a file with this change to another path, and replaces a regular file that is there. The copy has
+/// the permissions of the file without set-user-ID and set-group-ID, and of extended attributes only those in the
+/// change, if the file system has room for them.
 ///
 /// # Errors
 /// [`ReplaceError`]; what was at the path is untouched.

@@ -4,6 +4,8 @@ use super::headers::{Headers, Program, SECTION_HEADER, is_zero};
 use super::refusal::RelayoutError;
 use address_space::PageSize;
 use object::ReadRef;
+use options::Edges;
+use std::ops::Range;
 
 /// Bytes that move together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +33,10 @@ pub struct Load {
     pub index: usize,
     /// Its present values.
     pub old: Program,
-    /// New offset in the file.
+    /// New offset in the file of the bytes that are at its present beginning.
     pub offset: u64,
-    /// New `p_align`.
-    pub align: u64,
+    /// Its new values.
+    pub new: Program,
 }
 
 /// The parts of a file, each with its new place.
@@ -48,6 +50,8 @@ pub struct Layout {
     pub copies: Vec<Piece>,
     /// The parts without overlaps: each byte that is not zero belongs to one.
     pub parts: Vec<Piece>,
+    /// Bytes of read-only data that become executable.
+    pub widened: u64,
 }
 
 impl Layout {
@@ -60,17 +64,20 @@ impl Layout {
         data: R,
         huge: PageSize,
         page: PageSize,
+        edges: Edges,
     ) -> Result<Self, RelayoutError> {
         let mut builder = Builder {
             page: page.bytes(),
             end: 0,
-            layout: Self { length: 0, loads: Vec::new(), copies: Vec::new(), parts: Vec::new() },
+            edges,
+            layout: Self { length: 0, loads: Vec::new(), copies: Vec::new(), parts: Vec::new(), widened: 0 },
         };
         let loads = in_order(headers, page)?;
         let with_bytes = loads.iter().find(|(_, load)| load.length > 0);
         builder.keep_beginning(with_bytes.map_or(headers.length, |(_, load)| load.offset));
-        for &(index, load) in &loads {
-            builder.place(index, load, huge, headers.length);
+        for (number, &(index, load)) in loads.iter().enumerate() {
+            let next = loads.get(number + 1).map(|(_, next)| next);
+            builder.place(index, load, next, huge, headers.length);
         }
         builder.place_the_rest(headers, data, huge);
         Ok(builder.layout)
@@ -101,6 +108,7 @@ struct Builder {
     page: u64,
     /// End of the parts placed so far, in bytes.
     end: u64,
+    edges: Edges,
     layout: Layout,
 }
 
@@ -121,25 +129,54 @@ impl Builder {
         self.layout.length = self.end;
     }
 
-    fn place(&mut self, index: usize, old: Program, huge: PageSize, file: u64) {
+    fn place(&mut self, index: usize, old: Program, next: Option<&Program>, huge: PageSize, file: u64) {
         let inside = old.offset % self.page;
         let start = old.offset - inside;
-        let is_large = old.is_read_only && whole_pages(old.address, old.length, huge) > 0;
+        let before = self.layout.loads.last().copied().filter(|before| is_congruent(&before.new, huge));
+        let block = before.and_then(|before| self.shared_block(&before.old, &old, huge));
+        let has_neighbour = block.is_some() || next.is_some_and(|next| self.shared_block(&old, next, huge).is_some());
+        let is_large = old.is_read_only() && whole_pages(old.address, old.length, huge) > 0 || has_neighbour;
         let modulus = old.align.max(self.page).max(if is_large { huge.bytes() } else { 0 });
-        let offset = match old.offset {
+        let offset = match (old.offset, before.filter(|_| block.is_some())) {
             // The file header is at offset 0.
-            0 => 0,
-            _ => {
+            (0, _) => 0,
+            (_, Some(before)) => before.offset + (old.address - before.old.address),
+            (_, None) => {
                 let least = self.end.next_multiple_of(self.page) + inside;
                 least + (old.address.wrapping_sub(least) & (modulus - 1))
             }
         };
-        let is_congruent = (old.address ^ offset) & (huge.bytes() - 1) == 0;
-        let align = if is_large && is_congruent { old.align.max(huge.bytes()) } else { old.align };
-        self.layout.loads.push(Load { index, old, offset, align });
+        let mut new = Program { offset, ..old };
+        if is_large && is_congruent(&new, huge) {
+            new.align = old.align.max(huge.bytes());
+        }
+        if let (Some(block), Some(before)) = (block, self.layout.loads.last_mut()) {
+            self.layout.widened += share(&mut before.new, &mut new, &block);
+        }
+        self.layout.loads.push(Load { index, old, offset, new });
         let end = (old.offset + old.length).next_multiple_of(self.page).min(file);
         let copy = Piece { from: start, to: offset - inside, length: end.saturating_sub(start) };
         self.add(copy, Piece { from: old.offset, to: offset, length: old.length });
+    }
+
+    /// The huge page in which code and read-only data meet, as addresses, if both fill it and it may be executable as a whole.
+    fn shared_block(&self, before: &Program, behind: &Program, huge: PageSize) -> Option<Range<u64>> {
+        let border = behind.address - behind.address % self.page;
+        let start = border - border % huge.bytes();
+        let block = start..start.checked_add(huge.bytes())?;
+        let end = |program: &Program| (program.address + program.length).next_multiple_of(self.page);
+        let is_whole =
+            |program: &Program| program.is_read_only() && program.length == program.memory && program.length > 0;
+        let is_shared = self.edges == Edges::MergeReadOnly
+            && is_whole(before)
+            && is_whole(behind)
+            && before.is_executable() != behind.is_executable()
+            && before.align.max(behind.align) <= huge.bytes()
+            && end(before) == border
+            && border > block.start
+            && before.address - before.address % self.page <= block.start
+            && end(behind) >= block.end;
+        is_shared.then_some(block)
     }
 
     /// Moves behind the segments what is between them and behind them.
@@ -181,6 +218,47 @@ impl Builder {
         let piece = Piece { from, to: self.end.next_multiple_of(self.page) + from % self.page, length };
         self.add(piece, piece);
     }
+}
+
+fn is_congruent(program: &Program, huge: PageSize) -> bool {
+    (program.address ^ program.offset) & (huge.bytes() - 1) == 0
+}
+
+/// Makes the huge page executable that two segments share, which are adjacent in memory and in the file. Returns the number of
+/// bytes for which that is new. The border moves to an end of the huge page; if no byte would remain of the data, both segments
+/// stay as they are, with the same protection, and the kernel joins them in memory.
+fn share(before: &mut Program, behind: &mut Program, block: &Range<u64>) -> u64 {
+    let end = before.address + before.length;
+    let (border, is_data_first) = (behind.address, behind.is_executable());
+    match is_data_first {
+        true if before.address >= block.start => {
+            before.flags |= behind.flags;
+            before.length
+        }
+        false if behind.address + behind.length <= block.end => {
+            behind.flags |= before.flags;
+            behind.length
+        }
+        true => {
+            move_beginning(behind, border - block.start, u64::wrapping_sub);
+            (before.length, before.memory) = (block.start - before.address, block.start - before.address);
+            end - block.start
+        }
+        false => {
+            move_beginning(behind, block.end - border, u64::wrapping_add);
+            (before.length, before.memory) = (block.end - before.address, block.end - before.address);
+            block.end - border
+        }
+    }
+}
+
+/// Moves the beginning of a segment; its end stays.
+fn move_beginning(program: &mut Program, by: u64, to: fn(u64, u64) -> u64) {
+    let end = program.address + program.length;
+    for start in [&mut program.address, &mut program.physical, &mut program.offset] {
+        *start = to(*start, by);
+    }
+    (program.length, program.memory) = (end - program.address, end - program.address);
 }
 
 /// True if a section or the section headers have a byte there.

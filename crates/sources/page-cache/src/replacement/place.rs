@@ -1,6 +1,6 @@
-//! Where a file lies: an open directory and a name in it, reached without following a link that appears on the way.
+//! The place of a file: an open directory and a name in it, reached without following a link that appears on the path.
 
-use crate::ReplaceError;
+use crate::replacement::ReplaceError;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, open, openat, renameat};
 use nix::sys::stat::{FileStat, Mode, fstatat};
 use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
@@ -51,7 +51,7 @@ impl Place {
         Ok(Self { directory, name, path })
     }
 
-    /// Opens what lies there; never a device, nor a link.
+    /// Opens the file; never a device, nor a link.
     pub fn open(&self) -> Result<File, ReplaceError> {
         let found = self.look(&self.name).map_err(ReplaceError::io("looking at the file"))?;
         if found.st_mode & nix::libc::S_IFMT != nix::libc::S_IFREG {
@@ -64,7 +64,7 @@ impl Place {
         Ok(File::from(opened.map_err(ReplaceError::call("opening the file"))?))
     }
 
-    /// A file in the same directory that has no name, so that nothing is left of it when this program is killed.
+    /// A file in the same directory without a name, so that no file is left when this program is killed.
     pub fn nameless(&self) -> Result<File, ReplaceError> {
         let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
         match openat(&self.directory, ".", flags, Mode::from_bits_truncate(0o600)) {
@@ -87,10 +87,9 @@ impl Place {
         Ok((found.blocks_available() as u64).saturating_mul(found.fragment_size() as u64))
     }
 
-    /// Puts `new` in the place of `old`, both open files of this directory. Where something else than `old` lies there,
-    /// that stays.
+    /// Renames `new` over `old`, both open files of this directory. If another file than `old` is there, that stays.
     ///
-    /// An exchange (`RENAME_EXCHANGE`) could be undone where an installer was quicker by microseconds, but processes that
+    /// An exchange (`RENAME_EXCHANGE`) could be undone if an installer was quicker by microseconds, but processes that
     /// have the old file would then see it under the copy's temporary name instead of its own with ` (deleted)`.
     pub fn put(&self, new: &File, old: &File) -> Result<(), ReplaceError> {
         let temporary = self.give_name(new)?;
@@ -124,7 +123,7 @@ impl Place {
         nix::unistd::fsync(&self.directory).map_err(ReplaceError::call("fsync of the directory"))
     }
 
-    /// Gives a nameless file a name of its own in the directory.
+    /// Gives a nameless file a name in the directory.
     fn give_name(&self, file: &File) -> Result<OsString, ReplaceError> {
         let mut suffix = [0; 8];
         File::open("/dev/urandom")
@@ -145,14 +144,14 @@ impl Place {
         Ok(fstatat(&self.directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)?)
     }
 
-    /// True where this name is the open file's.
+    /// True if this name is the open file's.
     fn is(&self, name: &OsStr, file: &File) -> bool {
         let own = nix::sys::stat::fstat(file);
         let (Ok(found), Ok(own)) = (self.look(name), own) else { return false };
         (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
     }
 
-    /// True where the open file still lies there.
+    /// True if the open file is still there.
     pub fn still_holds(&self, file: &File) -> bool {
         self.is(&self.name, file)
     }

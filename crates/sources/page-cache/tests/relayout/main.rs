@@ -3,11 +3,12 @@
 mod builder;
 
 use address_space::PageSize;
-use builder::{HUGE, PAGE, build, wishes};
-use elf_alignment::{Field, Former, Piece, Relayout, RelayoutError};
+use builder::{HUGE, PAGE, adjacent_wishes, build, wishes};
 use object::LittleEndian;
 use object::elf::{self, FileHeader64};
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
+use options::Edges;
+use page_cache::alignment::{Field, Former, Piece, Relayout, RelayoutError};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +16,11 @@ use std::path::Path;
 const MIB: u64 = 1 << 20;
 
 fn plan(bytes: &[u8], huge: u64) -> Result<Relayout, RelayoutError> {
-    Relayout::plan(bytes, PageSize::new(huge).unwrap(), PageSize::new(PAGE).unwrap(), true)
+    plan_with(bytes, huge, Edges::Exact)
+}
+
+fn plan_with(bytes: &[u8], huge: u64, edges: Edges) -> Result<Relayout, RelayoutError> {
+    Relayout::plan(bytes, PageSize::new(huge).unwrap(), PageSize::new(PAGE).unwrap(), true, edges)
 }
 
 /// The file that follows from pieces and fields.
@@ -137,6 +142,57 @@ fn check(old: &[u8], huge: u64) -> Result<Relayout, RelayoutError> {
     Ok(relayout)
 }
 
+/// A page of memory: flags, the present contents, the distance of address and offset.
+type Page<'a> = (u32, &'a [u8], u64);
+
+/// The pages that a start maps from the file, by address.
+fn mapped(bytes: &[u8]) -> BTreeMap<u64, Page<'_>> {
+    let mut pages = BTreeMap::new();
+    for (_, flags, offset, address, length, _, _) in view(bytes).programs.into_iter().filter(|p| p.0 == elf::PT_LOAD.0)
+    {
+        for at in (address - address % PAGE..address + length).step_by(PAGE as usize) {
+            let from = (offset - offset % PAGE + (at - (address - address % PAGE))) as usize;
+            let contents = &bytes[from.min(bytes.len())..(from + PAGE as usize).min(bytes.len())];
+            pages.insert(at, (flags, contents, at.wrapping_sub(from as u64)));
+        }
+    }
+    pages
+}
+
+/// Checks one file with [`Edges::MergeReadOnly`]: only the protection of read-only data differs, and only in huge pages that are
+/// code as a whole, in memory and in the file. Returns the number of these pages of data.
+fn check_edges(old: &[u8], huge: u64) -> Result<u64, RelayoutError> {
+    let relayout = plan_with(old, huge, Edges::MergeReadOnly)?;
+    let new = applied(old, relayout.length, &relayout.pieces, &relayout.fields);
+    let (before, after) = (mapped(old), mapped(&new));
+    assert!(before.keys().eq(after.keys()), "other pages are mapped");
+    let mut widened = 0;
+    for (at, (was, is)) in before.iter().map(|(at, was)| (*at, (was, &after[at]))) {
+        let zeros = |page: &[u8]| page.iter().rev().take_while(|byte| **byte == 0).count();
+        let is_header = relayout.fields.iter().any(|field| is.2.wrapping_add(field.to) / PAGE == at / PAGE);
+        let trimmed = |page: &'_ [u8]| page[..page.len() - zeros(page)].to_vec();
+        assert!(is_header || was.0 & elf::PF_W.0 != 0 || trimmed(was.1) == trimmed(is.1), "page {at:#x}");
+        if was.0 != is.0 {
+            assert_eq!((was.0, is.0), (elf::PF_R.0, elf::PF_R.0 | elf::PF_X.0), "page {at:#x}");
+            widened += 1;
+            // If a segment of data is shorter than the huge page, the rest of it is code, too.
+            let block = at - at % huge;
+            let pages = || (block..block + huge).step_by(PAGE as usize);
+            assert!(pages().all(|page| after.get(&page).is_some_and(|page| page.0 == is.0 && page.2 == is.2)));
+            assert!(pages().any(|page| before[&page].0 == is.0), "a huge page without code became executable");
+            assert_eq!(is.2 % huge, 0, "an address that disagrees with its offset");
+        }
+    }
+    assert_eq!(widened > 0, relayout.widened > 0);
+    let former = Former::parse(&relayout.record(), &new[..]).unwrap();
+    assert!(applied(&new, former.length, &former.pieces, &former.fields) == old, "other bytes when undone");
+    let exact = plan(old, huge).map_or((0, 0), |exact| exact.after.covered(PageSize::new(huge).unwrap()));
+    assert!(relayout.after.covered(PageSize::new(huge).unwrap()).0 >= exact.0, "less code on huge pages");
+    let again = plan_with(&new, huge, Edges::MergeReadOnly);
+    assert!(matches!(again, Err(RelayoutError::Done(_) | RelayoutError::TooSmall(_))), "{again:?}");
+    Ok(widened)
+}
+
 /// Offset at which the bytes end of the segment that holds an address.
 fn end_of_bytes(file: &View, address: u64) -> u64 {
     let mut loads = file.programs.iter().filter(|p| p.0 == elf::PT_LOAD.0);
@@ -179,6 +235,11 @@ proptest! {
                 "{error}"
             ),
         }
+    }
+
+    #[test]
+    fn only_shared_huge_pages_become_executable(wishes in adjacent_wishes()) {
+        let _ = check_edges(&build(&wishes), HUGE);
     }
 
     #[test]
@@ -242,17 +303,20 @@ fn real_files_keep_every_byte() {
     folders.push(format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH));
     let rustc = std::process::Command::new("rustc").args(["--print", "sysroot"]).output();
     folders.extend(rustc.ok().map(|output| format!("{}/lib", String::from_utf8_lossy(&output.stdout).trim())));
-    let (mut files, mut moved, mut reasons) = (0, 0, BTreeMap::new());
+    let (mut files, mut moved, mut widened, mut reasons) = (0, 0, 0, BTreeMap::new());
     for path in folders.iter().filter_map(|folder| Path::new(folder).read_dir().ok()).flatten().flatten() {
         let is_fit = path.metadata().is_ok_and(|m| m.is_file() && (2 * MIB..256 * MIB).contains(&m.len()));
         let Some(bytes) = is_fit.then(|| std::fs::read(path.path()).ok()).flatten() else { continue };
         files += 1;
+        widened += check_edges(&bytes, 2 * MIB).map_or(0, |pages| usize::from(pages > 0));
         match check(&bytes, 2 * MIB) {
             Ok(_) => moved += 1,
             Err(error) => drop(reasons.insert(error.to_string(), path.path())),
         }
     }
-    eprintln!("{moved} of {files} files got another layout; others, for example: {reasons:#?}");
+    eprintln!(
+        "{moved} of {files} files got another layout, {widened} share huge pages; others, for example: {reasons:#?}"
+    );
     let contradicts = |reason: &&String| reason.contains("sound headers") || reason.contains("single part");
     assert_eq!(reasons.keys().find(contradicts), None, "a linker's headers are sound");
 }
@@ -269,8 +333,16 @@ fn reasons_are_named() {
         assert_eq!(plan(&bytes, 2 * MIB).unwrap_err(), RelayoutError::Kind(reason));
     }
     let mut bytes = small.clone();
-    bytes.extend(b"~Module signature appended~\n");
-    assert_eq!(plan(&bytes, 2 * MIB).unwrap_err(), RelayoutError::ReadsItself("an appended signature"));
+    bytes[2000..2004].copy_from_slice(b"UPX!");
+    assert_eq!(plan(&bytes, 2 * MIB).unwrap_err(), RelayoutError::ReadsItself("a program that UPX has packed"));
+    let ends: [(&[u8], _); 2] = [
+        (b"~Module signature appended~\n", "an appended signature"),
+        (b"d3n0l4nd and two offsets", "a program that `deno compile` made"),
+    ];
+    for (end, reason) in ends {
+        let bytes = [&small, end].concat();
+        assert_eq!(plan(&bytes, 2 * MIB).unwrap_err(), RelayoutError::ReadsItself(reason));
+    }
     let mut bytes = small;
     bytes[40..48].fill(0);
     bytes[60..64].fill(0);

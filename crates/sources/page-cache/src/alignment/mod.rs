@@ -1,12 +1,12 @@
 //! The alignment (`p_align`) of the segments that an ELF file loads.
 //!
 //! The kernel places a position-independent program at a multiple of the largest `p_align` of its segments (Linux 5.10,
-//! `maximum_alignment` in `fs/binfmt_elf.c`), the dynamic linker of glibc a shared object (2.35). With the size of a huge
-//! page there, addresses agree with offsets modulo that size wherever they do in the file, and what lies in huge folios of
-//! the page cache is mapped by huge pages. A `p_align` must divide the difference of address and offset (elf(5)); glibc
-//! refuses other files. So only segments are changed for which that holds.
+//! `maximum_alignment` in `fs/binfmt_elf.c`), the dynamic linker of glibc a shared object (2.35). With the size of a
+//! huge page there, addresses agree with offsets modulo that size wherever they do in the file, and huge folios of the
+//! page cache are mapped by huge pages. A `p_align` must divide the difference of address and offset (elf(5)); glibc
+//! refuses other files. So only segments with that property are changed.
 //!
-//! The crate does no I/O: it reads headers and says which bytes to write where.
+//! The module does no I/O: it reads headers and says which bytes to write where.
 #![forbid(unsafe_code)]
 
 mod relayout;
@@ -71,26 +71,26 @@ pub struct Segment {
     pub length: u64,
     /// `p_align`.
     pub align: u64,
-    /// True where it may be executed.
+    /// True if it is executable.
     pub executable: bool,
-    /// True where it may be written to.
+    /// True if it is writable.
     pub writable: bool,
 }
 
 impl Segment {
-    /// True where its address agrees with its offset modulo `huge`.
+    /// True if its address agrees with its offset modulo `huge`.
     pub fn is_congruent(&self, huge: PageSize) -> bool {
         (self.address ^ self.offset) & (huge.bytes() - 1) == 0
     }
 
-    /// Bytes of it in whole huge pages, where it is congruent.
+    /// Its bytes in whole huge pages, if it is congruent.
     pub fn covered(&self, huge: PageSize) -> u64 {
         let (start, end) = (self.offset.div_ceil(huge.bytes()), self.offset.saturating_add(self.length) / huge.bytes());
         if self.is_congruent(huge) { end.saturating_sub(start) * huge.bytes() } else { 0 }
     }
 }
 
-/// What is known of the segments of one file.
+/// The facts about the segments of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segments {
     headers_at: u64,
@@ -104,7 +104,7 @@ pub struct Segments {
 pub struct NewAlign {
     /// Number of the program header.
     pub index: u64,
-    /// Where the value stands in the file.
+    /// The offset of the value in the file.
     pub at: u64,
     /// The present value.
     pub old: u64,
@@ -149,7 +149,7 @@ impl Segments {
         self.sum(|segment| segment.length)
     }
 
-    /// Bytes of these in whole huge pages where the base is a multiple of one.
+    /// Their bytes in whole huge pages if the base is a multiple of one.
     pub fn covered(&self, huge: PageSize) -> (u64, u64) {
         self.sum(|segment| segment.covered(huge))
     }
@@ -192,7 +192,7 @@ impl Segments {
         NewAlign { index: segment.index, at, old: segment.align, new }
     }
 
-    /// The values that a record of [`record`] puts back.
+    /// The values that a record of [`record`] restores.
     ///
     /// # Errors
     /// [`AlignError::NoRecord`] where it is damaged or does not belong to these segments as they are now.

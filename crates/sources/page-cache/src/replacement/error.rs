@@ -72,7 +72,7 @@ pub enum ReplaceError {
         #[source]
         source: io::Error,
     },
-    /// What was read back of the copy differs.
+    /// The copy, read back, differs.
     #[error("found that the copy differs in its {0} after it was written, needed the same; the copy was dropped")]
     Differs(String),
     /// The file was changed or replaced while it was copied.
