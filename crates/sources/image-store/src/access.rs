@@ -5,8 +5,8 @@
 //! the kernel would honour a set-user-ID bit for root, so a user who can change or exchange it does not need an image
 //! to harm others.
 
-use crate::medium::XFS_SUPER_MAGIC;
 use linux::attributes;
+use linux::file_systems::XFS_SUPER_MAGIC;
 use nix::errno::Errno;
 use nix::sys::statfs::{
     BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, statfs,

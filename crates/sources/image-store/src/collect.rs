@@ -22,13 +22,15 @@ pub struct Collected {
     pub bytes: u64,
     /// Number of other things in the store that are not images: left over, damaged or foreign.
     pub debris: u64,
-    /// Images whose source has changed, but that some process still maps, or may map.
+    /// Images whose source has changed, but that some process still maps.
     pub in_use: u64,
     /// Images that were readable by everybody and are now restricted to root, since not everybody can read their
     /// source.
     pub withdrawn: u64,
-    /// Processes that do not answer. If there is one, no image was removed: the process may map it.
+    /// Processes that do not answer.
     pub unanswered: Vec<Unanswered>,
+    /// Images that were not used for the given time, and that a process may map that does not answer.
+    pub may_be_in_use: u64,
 }
 
 impl Store {
@@ -44,9 +46,13 @@ impl Store {
         for mut image in self.list()?.images {
             let is_old = matches!(image.source_state(), SourceState::Changed | SourceState::Gone);
             // A process that this user cannot inspect could map it; root can inspect all that matter.
-            let is_used = users.may_use(&image);
-            let goes = is_old || collection.unused_for.is_some_and(|time| image.was_unused_for(time));
-            if goes && !is_used {
+            let is_used = !users.of(&image).is_empty();
+            let is_unused = !is_old && collection.unused_for.is_some_and(|time| image.was_unused_for(time));
+            // A process that maps a removed image keeps its memory. So an image of an old file is removed even if a process may map
+            // it that does not answer.
+            let may_be_used = is_unused && !is_used && users.unseen(&image).is_some();
+            collected.may_be_in_use += u64::from(may_be_used);
+            if (is_old || is_unused) && !is_used && !may_be_used {
                 collected.bytes += image.memory()?;
                 if !collection.dry_run {
                     self.remove(&image)?;

@@ -150,8 +150,8 @@ pub enum StoreError {
     TooManyLayouts(usize),
     /// The pool of the store's hugetlbfs has too few pages.
     #[error(
-        "the pool has too few pages for the image: needed {needed} of {size}; fix: reserve more with \
-         `echo N > /sys/kernel/mm/hugepages/{}/nr_hugepages`", .size.directory()
+        "the pool has too few pages for the image: needed {needed} of {size}; fix: `pagelift pool reserve {}:{needed}`",
+        .size.word()
     )]
     PoolTooSmall {
         /// Pages needed.

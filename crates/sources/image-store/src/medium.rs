@@ -12,23 +12,14 @@
 //! - The file systems of `/` and `/usr` stay mounted.
 
 use crate::StoreError;
-use linux::file_systems::sysfs_path;
+use linux::file_systems::{cannot_be_written, records_changes, sysfs_path};
 use nix::sys::stat::{major, minor};
-use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, fstatfs};
+use nix::sys::statfs::fstatfs;
 use std::fmt;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// `linux/magic.h`; nix has it for glibc only.
-pub(crate) const XFS_SUPER_MAGIC: FsType = FsType(0x5846_5342);
-
-/// File systems that give a file a new time of change whenever it is changed, by `write` and through mappings: their
-/// `page_mkwrite` calls `file_update_time` when a page that can be written is mapped (read in Linux 6.18). On tmpfs no
-/// write through a mapping does. On overlayfs it is the file system below that does or does not.
-const STAMPING: [FsType; 4] = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC];
-/// File systems that cannot be written: squashfs and erofs (`linux/magic.h`).
-const READ_ONLY: [u32; 2] = [0x7371_7368, 0xe0f5_e1e2];
 /// Mounts that stay as long as any process runs that could read them.
 const PERMANENT: [&str; 2] = ["/", "/usr"];
 
@@ -51,8 +42,7 @@ impl Medium {
     /// [`StoreError::MediumUnknown`] where nothing tells its file system from one that is mounted there later.
     pub fn of(file: &File, device: u64) -> Result<Self, StoreError> {
         let found = fstatfs(file).map_err(|error| StoreError::io("statfs of the source", error))?.filesystem_type();
-        let cannot_be_written = READ_ONLY.contains(&(found.0 as u32));
-        if !STAMPING.contains(&found) && !cannot_be_written {
+        if !records_changes(found) && !cannot_be_written(found) {
             return Err(StoreError::ChangesUnseen(found.0 as u64));
         }
         let mounted = || sysfs_path(file).ok().and_then(|name| folder_number(&name)).map(Self::Mounted);

@@ -7,6 +7,7 @@ use address_space::PageSize;
 use linux::file_mapping::FileMapping;
 use linux::nodes::{nodes_of_pages, prefer_in_this_thread};
 use linux::pages::base_page;
+use linux::watch::with_same_limit;
 use machine_facts::NumaFacts;
 use machine_facts::{System, numa_facts};
 use std::collections::BTreeMap;
@@ -39,7 +40,7 @@ fn room(facts: Option<&NumaFacts>, node: u32, kind: FileSystem, size: PageSize, 
     let (free, what, fix) = match kind {
         FileSystem::Tmpfs => (found.memory, "of memory free", "free memory on that node".to_owned()),
         FileSystem::Hugetlbfs => {
-            let fix = format!("pagelift pool reserve {}K:{}@{node}", size.kib(), size.pages_for(needed));
+            let fix = format!("pagelift pool reserve {}:{}@{node}", size.word(), size.pages_for(needed));
             (pages(), "in free pages of the pool", fix)
         }
     };
@@ -60,6 +61,7 @@ pub(crate) fn filled_on(
             .map_err(|error| StoreError::io(format!("preferring memory of node {node}"), error))?;
         fill()
     };
+    let filled = with_same_limit(filled);
     let ended = std::thread::scope(|scope| scope.spawn(filled).join());
     let file = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     let due = recipe.pages().count() as u64 * size.bytes();
@@ -105,7 +107,7 @@ mod tests {
         assert_eq!(said(1, FileSystem::Hugetlbfs), Ok(()));
         let little = |node: u32| format!("node {node} has too little for a copy of its own: needed 8.0 MiB, found");
         let memory = format!("{} 4.0 MiB of memory free; fix: free memory on that node", little(1));
-        let reserve = "pagelift pool reserve 2048K:4@0";
+        let reserve = "pagelift pool reserve 2M:4@0";
         let pages = format!("{} 6.0 MiB in free pages of the pool; fix: {reserve}", little(0));
         assert_eq!(said(1, FileSystem::Tmpfs), Err(memory));
         assert_eq!(said(0, FileSystem::Hugetlbfs), Err(pages));

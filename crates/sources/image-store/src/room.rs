@@ -1,6 +1,6 @@
 //! Makes room for a new image: how much automatic images may take, and which of them are removed when room is needed.
 
-use crate::{Image, Request, SourceState, Store, StoreError};
+use crate::{Image, Request, SourceState, Space, Store, StoreError};
 use linux::leases::Lease;
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 use std::time::{Duration, SystemTime};
@@ -30,12 +30,19 @@ impl Image {
     }
 
     /// True where no process has it open or mapped, in any container; false where the kernel does not tell.
-    fn is_unmapped(&self) -> bool {
+    pub(crate) fn is_unmapped(&self) -> bool {
         Lease::against_everybody(&self.file).is_ok()
     }
 
     fn is_of_no_use(&self) -> bool {
         matches!(self.source_state(), SourceState::Changed | SourceState::Gone)
+    }
+}
+
+impl Space {
+    /// Bytes that automatic images may take; `None` where the size of the store is not bounded.
+    pub fn most_automatic(&self) -> Option<u64> {
+        self.size.map(|size| size / SHARE_OF_STORE)
     }
 }
 
@@ -67,7 +74,7 @@ impl Store {
     pub(crate) fn make_room(&self, needed: u64, request: Request) -> Result<(), StoreError> {
         let space = self.space()?;
         let room = space.free.map_or(0, |free| needed.saturating_sub(free));
-        let share = space.size.filter(|_| request.is_automatic()).map(|size| size / SHARE_OF_STORE);
+        let share = space.most_automatic().filter(|_| request.is_automatic());
         if room == 0 && share.is_none() {
             return Ok(());
         }

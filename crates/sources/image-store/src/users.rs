@@ -12,7 +12,7 @@ pub struct Users {
     by_file: BTreeMap<((u32, u32), u64), BTreeSet<i32>>,
     /// Number of processes that this user cannot inspect; some of them may map images too.
     pub not_permitted: u64,
-    /// Processes that do not answer. Such a process may map any image.
+    /// Processes that do not answer.
     pub unanswered: Vec<Unanswered>,
 }
 
@@ -38,9 +38,10 @@ impl Users {
         Ok(users)
     }
 
-    /// True if a process maps the image, or a process that does not answer may map it.
-    pub fn may_use(&self, image: &Image) -> bool {
-        !self.unanswered.is_empty() || !self.of(image).is_empty()
+    /// Returns a process that does not answer and may map the image. The kernel itself refuses a write lease on an image that is
+    /// open or mapped.
+    pub fn unseen(&self, image: &Image) -> Option<&Unanswered> {
+        self.unanswered.first().filter(|_| !image.is_unmapped())
     }
 
     /// The processes that map an image.

@@ -1,4 +1,4 @@
-//! What makes a reservation last: texts of files that are read at boot. Pure.
+//! Texts of files that are read at boot and make a reservation persistent. Pure.
 
 use crate::PoolRequest;
 use crate::request::short_size;
@@ -35,7 +35,7 @@ pub struct BootFile {
 }
 
 impl BootFile {
-    /// The paths of the file and its link, whatever it says. `name` tells the reservations of several programs apart.
+    /// The paths of the file and its link, for any content. `name` distinguishes the reservations of several programs.
     pub(crate) fn paths(kind: BootKind, name: &str) -> (String, Option<String>) {
         match kind {
             BootKind::Systemd => (
@@ -50,7 +50,7 @@ impl BootFile {
     /// The file that reserves `requests`. `program` is the path of `pagelift` at boot.
     ///
     /// # Errors
-    /// What such a file cannot express, and what can.
+    /// A request that such a file cannot express, and the kind that can.
     pub fn new(
         kind: BootKind,
         name: &str,
@@ -94,7 +94,7 @@ impl BootFile {
     }
 }
 
-/// What of a machine decides which of these files it understands.
+/// The facts about a machine that decide which files it understands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BootMachine {
     /// The kernel's default size of pool pages.
@@ -138,7 +138,7 @@ pub struct KernelArguments {
 }
 
 impl KernelArguments {
-    /// What they do not say, where they do not say all.
+    /// The part of the request that they do not express, if any.
     pub fn note(&self, machine: &BootMachine) -> Option<String> {
         let node = self.unplaced?;
         Some(format!(
@@ -189,7 +189,7 @@ pub fn cma_arguments(
     Some(KernelArguments { text: format!("hugetlb_cma={value}"), unplaced })
 }
 
-/// `0:2,1:2`, or the sum where not all is placed or the kernel does not read it.
+/// `0:2,1:2`, or the sum if not all pages are placed or the kernel does not read that form.
 fn value_of(
     by_node: &BTreeMap<Option<u32>, u64>,
     machine: &BootMachine,
@@ -211,11 +211,11 @@ fn words(requests: &[PoolRequest]) -> String {
     requests.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs before sysinit.target, when memory is still in large pieces, and after sysctl(8) has set what it sets. Pages are added,
-/// so that several such units, and what the kernel's command line reserves, do not count each other's pages as their own. A
-/// record tells a unit which ones are its own: a start after one that got only some adds the others, and a stop gives back pages
-/// in use, too, which the next start takes again. Without a record (one that was damaged, or a unit that an earlier Pagelift
-/// started, which wrote none) a stop gives back the pages that it names.
+/// Runs before sysinit.target, when memory is still in large pieces, and after sysctl(8). Pages are added, so that
+/// several such units, and the reservations of the kernel's command line, do not count each other's pages as their own.
+/// A record identifies a unit's own pages: a start after an incomplete one adds the others, and a stop gives back pages
+/// in use, too, which the next start takes again. Without a record (it was damaged, or an earlier Pagelift that wrote
+/// none started the unit) a stop gives back the pages that it names.
 fn unit(name: &str, requests: &[PoolRequest], program: &str) -> Result<String, String> {
     // A specifier, a quote or a blank would mean something else to systemd (systemd.service(5)).
     if program.contains(|c: char| c.is_whitespace() || c.is_control() || "%\"'\\$;".contains(c)) {
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(arguments(&["2M:64"]), "hugepagesz=2M hugepages=64");
         let placed = ["1G:2@0", "2M:64", "1G:2@1", "1G:1@0"];
         assert_eq!(arguments(&placed), "hugepagesz=2M hugepages=64 hugepagesz=1G hugepages=0:3,1:2");
-        // The kernel's grammar has no way to place some of them only.
+        // The kernel's grammar cannot place only some pages.
         assert_eq!(arguments(&["2M:1@0", "2M:3"]), "hugepagesz=2M hugepages=4");
     }
 
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!((on_one.text.as_str(), on_one.unplaced), ("hugepagesz=1G hugepages=2", Some(1)));
         let note = on_one.note(&old).unwrap();
         assert!(note.contains("since Linux 5.16, found 5.15") && note.contains("needed: node 1"), "{note}");
-        // What it spreads by itself.
+        // The pages that the kernel spreads.
         let spread = kernel_arguments(&requests(&["1G:2@0", "1G:1@1"]), &old);
         assert_eq!((spread.text.as_str(), spread.note(&old)), ("hugepagesz=1G hugepages=3", None));
         let unknown = BootMachine { release: None, ..old.clone() };

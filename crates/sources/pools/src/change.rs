@@ -5,7 +5,7 @@ use address_space::PageSize;
 use machine_facts::{PoolCounts, pool_counts, pool_directory};
 use serde::Serialize;
 
-/// By how much a pool was enlarged on one node, or as a whole on a machine without nodes.
+/// The growth of a pool on one node, or in all on a machine without nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
     /// Page size.
@@ -24,7 +24,7 @@ impl Change {
     }
 }
 
-/// What became of pages that were given back.
+/// The outcome for pages that were given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct GivenBack {
     /// The change that was taken back.
@@ -79,7 +79,7 @@ pub(crate) fn set(settings: &impl Settings, path: String, value: u64) -> Result<
     settings.set(&path, &value.to_string()).map_err(|error| PoolError::Refused { path, error })
 }
 
-/// By how much the pool has grown since `before`, node by node.
+/// The growth of the pool since `before`, node by node.
 pub(crate) fn changes_since(before: &PoolCounts, now: &PoolCounts) -> Vec<Change> {
     let nodes: Vec<_> = match now.nodes.as_slice() {
         [] => vec![None],

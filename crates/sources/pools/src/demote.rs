@@ -7,20 +7,20 @@ use address_space::PageSize;
 use machine_facts::pool_directory;
 use serde::Serialize;
 
-/// What was demoted.
+/// The demoted pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Demoted {
     /// The size of the pages that were split.
     pub from: PageSize,
     /// How many were split.
     pub pages: u64,
-    /// The size of what they became.
+    /// The new size.
     pub to: PageSize,
-    /// How many of these there are more now.
+    /// The additional number of pages of that size.
     pub gained: u64,
 }
 
-/// Demotes free pages, to pages of `to` or else of the size that the kernel has set. That setting is put back.
+/// Demotes free pages to pages of `to`, otherwise of the size that the kernel has set. That setting is restored.
 ///
 /// # Errors
 /// [`PoolError::NotDemoted`]: the kernel cannot split such pages, or too few are free; the kernel's refusals.

@@ -1,25 +1,32 @@
-//! What other files that are read at boot reserve already, where the kernel or sysctl(8) takes one number of pages only. Pure.
+//! Reservations in other files that are read at boot, if the kernel or sysctl(8) accepts only one number of pages.
+//! Pure.
 
 use crate::boot::{BootKind, BootMachine};
 use address_space::PageSize;
 use std::mem;
 
-/// Where files of this kind stand, from the root folder: a file, then a folder and how the names of its files end, in the order
-/// in which they are read. `None` where files add to each other.
-pub(crate) fn places(kind: BootKind) -> Option<(&'static str, &'static str, &'static str)> {
+/// Files that are read at boot, from the root folder: first `file`, then the files in `folder` whose names end with `ending`.
+pub(crate) struct Places {
+    pub file: &'static str,
+    pub folder: &'static str,
+    pub ending: &'static str,
+}
+
+/// Returns the files of this kind; `None` if files add to each other.
+pub(crate) fn places(kind: BootKind) -> Option<Places> {
     match kind {
         BootKind::Systemd => None,
-        BootKind::Sysctl => Some(("etc/sysctl.conf", "etc/sysctl.d", ".conf")),
-        BootKind::Grub => Some(("etc/default/grub", "etc/default/grub.d", ".cfg")),
+        BootKind::Sysctl => Some(Places { file: "etc/sysctl.conf", folder: "etc/sysctl.d", ending: ".conf" }),
+        BootKind::Grub => Some(Places { file: "etc/default/grub", folder: "etc/default/grub.d", ending: ".cfg" }),
     }
 }
 
-/// A setting that takes the place of what is to be reserved, or whose place that would take.
+/// A setting that replaces the reservation, or that the reservation would replace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Earlier {
-    /// The setting, as it stands in the file.
+    /// The setting, as in the file.
     pub setting: String,
-    /// Why one of them is ignored.
+    /// The reason why one is ignored.
     pub why: &'static str,
 }
 
@@ -45,9 +52,9 @@ fn in_sysctl(text: &str) -> Option<Earlier> {
     Some(Earlier { setting: line.trim().to_owned(), why })
 }
 
-/// `hugepages=` is the number of pages of the size before it, else of the default size. The kernel ignores a second
-/// `hugepagesz=` of a size, with the number behind it (`hugepagesz_setup` in mm/hugetlb.c), and takes no gigantic page at boot
-/// where there is a `hugetlb_cma=`, of which the last one counts.
+/// `hugepages=` is the number of pages of the size before it, otherwise of the default size. The kernel ignores a
+/// second `hugepagesz=` of a size, with the number after it (`hugepagesz_setup` in mm/hugetlb.c), and takes no gigantic
+/// page at boot if there is a `hugetlb_cma=`, of which the last one counts.
 fn on_command_line(text: &str, sizes: &[PageSize], default: Option<PageSize>, gigantic: bool) -> Option<Earlier> {
     let mut size = default;
     for word in words(text) {

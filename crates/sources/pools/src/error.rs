@@ -3,17 +3,18 @@
 use crate::request::short_size;
 use address_space::PageSize;
 use foreign_text::quoted_path;
+use nix::unistd::geteuid;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why nothing is done. What is done only in part is an outcome with its [`crate::Obstacle`]s.
+/// Reasons to do nothing. A partial result is an outcome with its [`crate::Obstacle`]s.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The kernel has no pool of this size.
     #[error("there is no pool of pages of {size}; found: {}", found_sizes(found))]
     NoPool {
-        /// What was asked for.
+        /// The requested size.
         size: PageSize,
         /// The sizes that there are.
         found: Vec<PageSize>,
@@ -21,7 +22,7 @@ pub enum PoolError {
     /// The machine has no such node, or shows no pool there.
     #[error("there is no node {node}; found: {}", found_nodes(found))]
     NoNode {
-        /// What was asked for.
+        /// The requested node.
         node: u32,
         /// The nodes that there are.
         found: Vec<u32>,
@@ -31,7 +32,7 @@ pub enum PoolError {
     Refused {
         /// The file that was written.
         path: String,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The lock that changes of pools take cannot be had.
@@ -39,15 +40,15 @@ pub enum PoolError {
     Lock {
         /// The lock's file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// What was added cannot be written down.
+    /// The added pages cannot be recorded.
     #[error("found {}: {error}; {}", path.display(), lock_fix(error))]
     Record {
         /// The record's file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
     /// Another process changes pools and does not end.
@@ -88,10 +89,13 @@ fn found_nodes(nodes: &[u32]) -> String {
     nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// What the lock and the records need, and how to get it.
+/// The needs of the lock and the records, and the fix.
 fn lock_fix(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => "needed: root; pools are changed by root only; fix: run it by sudo",
+        io::ErrorKind::PermissionDenied if geteuid().is_root() => {
+            "needed: root outside of a container, since only root changes pools"
+        }
+        io::ErrorKind::PermissionDenied => "needed: root, since only root changes pools; fix: run it by sudo",
         io::ErrorKind::ReadOnlyFilesystem => {
             "needed: a /run that can be written; fix: mount -o remount,rw /run, or in a container a tmpfs there (--tmpfs /run)"
         }
@@ -103,9 +107,10 @@ fn lock_fix(error: &io::Error) -> &'static str {
     }
 }
 
-/// What helps against the error of a write to sysfs.
+/// The fix for an error of a write to sysfs.
 pub(crate) fn fix_of(error: &io::Error) -> &'static str {
     match error.kind() {
+        io::ErrorKind::PermissionDenied if geteuid().is_root() => "; needed: root outside of a container",
         io::ErrorKind::PermissionDenied => "; needed: root (run it by sudo)",
         io::ErrorKind::ReadOnlyFilesystem => "; needed: /sys that can be written; in a container, do it on the host",
         io::ErrorKind::InvalidInput => "; the kernel does not support this for pages of this size while it runs",

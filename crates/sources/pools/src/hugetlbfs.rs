@@ -10,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// Maximum number of files and folders of one hugetlbfs mount that are looked at.
+/// Maximum number of files and folders that are read on one hugetlbfs mount.
 const MOST_FILES: usize = 10_000;
 /// Maximum number of mount namespaces that are looked into.
 const MOST_NAMESPACES: usize = 1_000;
@@ -22,13 +22,13 @@ const BLOCK: u64 = 512;
 pub struct HugetlbFile {
     /// Path, in the mount namespace of process `pid` if there is one.
     pub path: PathBuf,
-    /// A process in whose mount namespace the file is; `None` for that of this process.
+    /// A process in whose mount namespace the file is; `None` for this process's.
     pub pid: Option<i32>,
     /// Page size of its file system.
     pub size: PageSize,
     /// Bytes of the pool that it holds.
     pub bytes: u64,
-    /// By which mappings of it are known.
+    /// The identity by which its mappings are found.
     #[serde(skip)]
     pub(crate) id: FileId,
 }
@@ -97,7 +97,7 @@ fn mounts(table: &str, pid: Option<i32>) -> Vec<Mount> {
     mounts
 }
 
-/// Blanks and backslashes stand as octal numbers in mountinfo.
+/// mountinfo shows blanks and backslashes as octal numbers.
 fn unescaped(path: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()
@@ -119,7 +119,7 @@ pub(crate) fn files_on(mounts: &[Mount], unanswered: &mut Vec<Unanswered>) -> Ve
 fn files_of(mount: &Mount) -> Vec<HugetlbFile> {
     let point = mount.reached();
     let device = fs::symlink_metadata(&point).map(|point| point.dev()).ok();
-    // In another namespace a link on the way could lead out of it.
+    // In another namespace a link on the path could lead out of it.
     if device.is_none_or(|device| format!("{}:{}", major(device), minor(device)) != mount.device) {
         return Vec::new();
     }

@@ -1,6 +1,6 @@
 //! Writes boot files below a root folder, and takes exactly those back.
 
-use crate::earlier::{Earlier, earlier, places};
+use crate::earlier::{Earlier, Places, earlier, places};
 use crate::{BootFile, BootKind, BootMachine, PoolRequest};
 use address_space::PageSize;
 use foreign_text::{quoted, quoted_path};
@@ -21,7 +21,7 @@ pub enum InstallError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
     /// There is such a file.
@@ -34,7 +34,7 @@ pub enum InstallError {
         path: PathBuf,
         /// Its setting.
         setting: String,
-        /// Why one of them is ignored.
+        /// The reason why one is ignored.
         why: &'static str,
         /// The root folder.
         root: PathBuf,
@@ -47,7 +47,7 @@ pub enum InstallError {
     Name(String),
 }
 
-/// What makes room for a number of pages that another file sets.
+/// The fix for a number of pages that another file sets.
 fn earlier_fix(path: &Path, root: &Path) -> String {
     let file = path.file_stem().map(|file| file.to_string_lossy()).unwrap_or_default();
     let first = match file.strip_prefix("60-pagelift-pool-") {
@@ -89,10 +89,10 @@ impl Installation {
         paths.into_iter().filter(|path| path.symlink_metadata().is_ok()).collect()
     }
 
-    /// Looks for a file beside those of this name that sets the same number of pages, so that one of both would be ignored.
+    /// Searches for a file with another name that sets the same number of pages, so that one would be ignored.
     ///
     /// # Errors
-    /// [`InstallError::Earlier`]; the kernel's where a file cannot be read.
+    /// [`InstallError::Earlier`]; the kernel's if a file cannot be read.
     pub fn check_others(
         &self,
         kind: BootKind,
@@ -100,13 +100,13 @@ impl Installation {
         machine: &BootMachine,
         is_gigantic: impl Fn(PageSize) -> bool,
     ) -> Result<(), InstallError> {
-        let Some((file, folder, end)) = places(kind) else { return Ok(()) };
+        let Some(Places { file, folder, ending }) = places(kind) else { return Ok(()) };
         let sizes: Vec<_> = requests.iter().map(|request| request.size).collect();
         let own = self.root.join(BootFile::paths(kind, &self.name).0);
         let folder = self.root.join(folder);
         let mut files: Vec<_> =
             fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-        files.retain(|path| *path != own && path.to_string_lossy().ends_with(end));
+        files.retain(|path| *path != own && path.to_string_lossy().ends_with(ending));
         files.sort();
         for path in [vec![self.root.join(file)], files].concat().into_iter().filter(|path| path.is_file()) {
             let mut bytes = Vec::new();
@@ -120,7 +120,7 @@ impl Installation {
         Ok(())
     }
 
-    /// Writes a file and its link, and nothing where one of them exists. Returns the paths of what was written.
+    /// Writes a file and its link, or neither if one exists. Returns the written paths.
     ///
     /// # Errors
     /// [`InstallError`]; nothing stays behind.
@@ -213,7 +213,7 @@ fn is_own(text: &str) -> bool {
     rest.and_then(|rest| Some(rest.split_once('\n')?.1)).is_some_and(|body| with_mark(body) == text)
 }
 
-/// FNV-1a of 64 bits (RFC 9923), which tells a changed text from an unchanged one; nobody is kept out by it.
+/// FNV-1a of 64 bits (RFC 9923), which detects a changed text; it is no protection against an attacker.
 fn checksum(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }

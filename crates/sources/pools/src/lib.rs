@@ -1,8 +1,7 @@
-//! The machine's pools of huge pages: who uses them, what a program needs of them, and everything that changes them.
+//! The machine's pools of huge pages: their users, a program's needs, and all operations that change them.
 //!
-//! What is decided (how much, on which node, what stood in the way, the texts of boot files) is pure; facts come through
-//! [`machine_facts::Files`] and changes go through [`Settings`], so that a test can put a simulated machine in their place.
-//! Nothing here prints.
+//! Decisions (number, node, obstacles, texts of boot files) are pure; facts are read through [`machine_facts::Files`]
+//! and changes are made through [`Settings`], so that a test can use a simulated machine. This crate does not print.
 #![forbid(unsafe_code)]
 
 mod boot;

@@ -1,8 +1,8 @@
-//! What is needed of the pools, what is there, and what is missing: pure.
+//! Needed, available and missing pages of the pools: pure.
 
 use crate::PoolRequest;
 use address_space::PageSize;
-use machine_facts::PoolCounts;
+use machine_facts::{PoolCounts, PoolPagesOnNode};
 use serde::Serialize;
 
 /// The pages of one size that something needs, against the pool.
@@ -20,7 +20,7 @@ pub struct PoolNeed {
     pub missing: u64,
     /// The share of each node, where the machine has more than one.
     pub nodes: Vec<NodeNeed>,
-    /// False where the kernel has no pool of this size.
+    /// False if the kernel has no pool of this size.
     pub has_pool: bool,
 }
 
@@ -87,8 +87,8 @@ pub fn spread_over(requests: &[PoolRequest], nodes: &[u32]) -> Vec<PoolRequest> 
     place(requests, nodes, share)
 }
 
-/// Places pages that have no node yet: all of them on each of `nodes`, for a program that takes them of one node which is not
-/// known before.
+/// Places pages that have no node yet: all pages on each of `nodes`, for a program that takes them from one node which
+/// is not known before.
 pub fn on_each_of(requests: &[PoolRequest], nodes: &[u32]) -> Vec<PoolRequest> {
     place(requests, nodes, |request, _| request.pages)
 }
@@ -107,17 +107,17 @@ fn place(requests: &[PoolRequest], nodes: &[u32], pages: impl Fn(&PoolRequest, u
     placed
 }
 
-/// The pages of `held` that a program does not use, which has `used` of them: size, node, pages. Where it has taken pages of
+/// Returns the pages of `held` that a program does not use; `used` are the pages that it uses. Where it has taken pages of
 /// one node in place of another's, only what is left over in all counts.
-pub fn unused(held: &[PoolRequest], used: &[(PageSize, u32, u64)]) -> Vec<PoolRequest> {
+pub fn unused(held: &[PoolRequest], used: &[PoolPagesOnNode]) -> Vec<PoolRequest> {
     let mut unused = Vec::new();
     let mut sizes: Vec<_> = held.iter().map(|request| request.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
     for size in sizes {
         let used_on = |node: Option<u32>| -> u64 {
-            let of_size = used.iter().filter(|(of, on, _)| *of == size && node.is_none_or(|node| node == *on));
-            of_size.map(|(_, _, pages)| pages).sum()
+            let of_size = used.iter().filter(|used| used.size == size && node.is_none_or(|node| node == used.node));
+            of_size.map(|used| used.pages).sum()
         };
         let of_size = || held.iter().filter(|request| request.size == size);
         let mut left = of_size().map(|request| request.pages).sum::<u64>().saturating_sub(used_on(None));
@@ -211,12 +211,12 @@ mod tests {
     fn what_a_program_does_not_use_is_left_over() {
         let size = size(2 << 20);
         let over = |held: &[&str], used: &[(u32, u64)]| {
-            let used: Vec<_> = used.iter().map(|&(node, pages)| (size, node, pages)).collect();
+            let used: Vec<_> = used.iter().map(|&(node, pages)| PoolPagesOnNode { size, node, pages }).collect();
             texts(&unused(&requests(held), &used))
         };
         assert_eq!(over(&["2M:10"], &[(0, 7)]), ["2M:3"]);
         assert!(over(&["2M:10"], &[(0, 10)]).is_empty() && over(&["2M:10"], &[(0, 12)]).is_empty());
-        // `--numa local`: all of them are on each node.
+        // `--numa local`: all pages are on each node.
         assert_eq!(over(&["2M:5@0", "2M:5@1"], &[(1, 5)]), ["2M:5@0"]);
         assert_eq!(over(&["2M:5@0", "2M:5@1"], &[(0, 8)]), ["2M:2@1"]);
         assert_eq!(over(&["1G:1", "2M:2"], &[(0, 2)]), ["1G:1"]);

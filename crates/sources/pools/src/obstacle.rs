@@ -1,4 +1,4 @@
-//! What stood in the way of a reservation.
+//! Obstacles of a reservation.
 
 use crate::error::fix_of;
 use address_space::{PageSize, format_bytes};
@@ -13,11 +13,11 @@ use std::io;
 pub enum Obstacle {
     /// Less memory would be left than the floor.
     Floor {
-        /// The node whose memory it is; `None` for that of the machine.
+        /// The node of the memory; `None` for the machine.
         node: Option<u32>,
         /// Available memory, in bytes.
         available: u64,
-        /// What must be left of it, in bytes.
+        /// Bytes that must stay free.
         floor: u64,
         /// Bytes that were asked for.
         wanted: u64,
@@ -30,16 +30,16 @@ pub enum Obstacle {
         size: PageSize,
         /// Free bytes, in pieces of any size.
         free: u64,
-        /// Pages that lie in one piece; `None` where the pages are larger than what the kernel keeps in one piece.
+        /// Pages in one piece; `None` if the pages are larger than the kernel's largest piece.
         at_once: Option<u64>,
-        /// What the blocks of memory are used for, where that can be read.
+        /// The use of the blocks of memory, if it can be read.
         blocks: Option<PageBlocks>,
     },
     /// The kernel refuses the size of the pool.
     Refused {
         /// The file that was written.
         path: String,
-        /// What the kernel says, and what helps.
+        /// The kernel's error, and the fix.
         why: String,
     },
     /// The user has ended it.
@@ -52,7 +52,7 @@ impl Obstacle {
         Self::Refused { path, why: format!("{error}{}", fix_of(error)) }
     }
 
-    /// What a node's memory looks like to pages of one size.
+    /// The fragmentation of a node's memory for pages of one size.
     pub(crate) fn fragmented(free: &FreeBlocks, blocks: &[PageBlocks], size: PageSize, base_page: PageSize) -> Self {
         Self::Fragmented {
             node: free.node,

@@ -1,5 +1,5 @@
-//! What reservations under a name have added, written down where nobody but root can write and a boot forgets it. A
-//! reservation that is made again adds only what is missing, and what is given back is what was added, in use or not.
+//! The pages that reservations under a name have added, recorded in a place that only root can write and that a boot
+//! clears. A repeated reservation adds only the missing pages, and a release gives back the added pages, in use or not.
 
 use crate::change::{Change, give_back, persistent, pool_of};
 use crate::install::{InstallError, check_name};
@@ -27,30 +27,30 @@ pub struct Record {
     name: String,
 }
 
-/// What a record says.
+/// The contents of a record.
 #[derive(Debug, PartialEq, Eq)]
 enum Recorded {
     /// Nothing was written since the boot.
     Nothing,
-    /// What was added and not given back.
+    /// The pages that were added and not given back.
     Changes(Vec<Change>),
     /// It cannot be used, for this reason.
     Unusable(String),
 }
 
-/// What became of a reservation that is recorded.
+/// The outcome of a reservation that is recorded.
 #[derive(Debug)]
 pub struct RecordedOutcome {
-    /// What became of each request.
+    /// The outcome of each request.
     pub outcomes: Vec<Outcome>,
     /// Why the record was not used, where there is one that cannot be.
     pub note: Option<String>,
 }
 
-/// What became of pages that a record names.
+/// The outcome for pages that a record names.
 #[derive(Debug)]
 pub struct RecordedRelease {
-    /// What was given back.
+    /// The pages given back.
     pub given: Vec<GivenBack>,
     /// Why the pages that were named count in place of a record.
     pub note: Option<String>,
@@ -124,12 +124,13 @@ impl Record {
                 }
             }
         }
-        // One that names nothing tells that all was given back, and keeps a second release from others' pages.
+        // An empty record means that all pages were given back, and keeps a second release from taking others' pages.
         self.write(settings, &kept)?;
         failed.map_or(Ok(RecordedRelease { given, note }), Err)
     }
 
-    /// As much of these changes as the pools still hold beside what other records name: others may have released pages.
+    /// The part of these changes that the pools still contain besides other records' pages: others may have released
+    /// pages.
     fn still_there(&self, settings: &impl Settings, changes: Vec<Change>) -> Vec<Change> {
         let others = self.of_others(settings);
         let there = |change: Change| {

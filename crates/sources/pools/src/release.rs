@@ -1,7 +1,7 @@
 //! Makes pools smaller.
 
 use crate::change::{check_node, pool_of, set_size, total};
-use crate::request::parts;
+use crate::request::{RequestParts, parts};
 use crate::{PoolError, RequestError, Settings};
 use address_space::PageSize;
 use serde::Serialize;
@@ -31,7 +31,7 @@ impl FromStr for ReleaseRequest {
     type Err = RequestError;
 
     fn from_str(text: &str) -> Result<Self, RequestError> {
-        let (size, count, node) = parts(text)?;
+        let RequestParts { size, count, node } = parts(text)?;
         let amount = match count {
             "all" => Amount::All,
             count => Amount::Pages(
@@ -42,7 +42,7 @@ impl FromStr for ReleaseRequest {
     }
 }
 
-/// What was released.
+/// The released pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Released {
     /// Page size.

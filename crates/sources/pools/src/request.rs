@@ -1,4 +1,4 @@
-//! What a user asks of a pool: `SIZE:COUNT[@NODE]`.
+//! A user's request to a pool: `SIZE:COUNT[@NODE]`.
 
 use address_space::PageSize;
 use serde::Serialize;
@@ -35,7 +35,7 @@ impl FromStr for PoolRequest {
     type Err = RequestError;
 
     fn from_str(text: &str) -> Result<Self, RequestError> {
-        let (size, count, node) = parts(text)?;
+        let RequestParts { size, count, node } = parts(text)?;
         let pages = count.parse().map_err(|_| RequestError::new(text, "found no number of pages"))?;
         Ok(Self { size, pages, node })
     }
@@ -47,15 +47,23 @@ impl RequestError {
     }
 }
 
-/// The three parts of a request.
-pub(crate) fn parts(text: &str) -> Result<(PageSize, &str, Option<u32>), RequestError> {
+/// The parts of a request, `SIZE:COUNT` or `SIZE:COUNT@NODE`.
+pub(crate) struct RequestParts<'a> {
+    pub size: PageSize,
+    /// Not parsed.
+    pub count: &'a str,
+    pub node: Option<u32>,
+}
+
+/// Splits a request into its parts.
+pub(crate) fn parts(text: &str) -> Result<RequestParts<'_>, RequestError> {
     let error = |found| RequestError::new(text, found);
     let (size, rest) = text.split_once(':').ok_or_else(|| error("found no colon"))?;
     let (count, node) = match rest.split_once('@') {
         Some((count, node)) => (count, Some(node.parse().map_err(|_| error("found no number of a node"))?)),
         None => (rest, None),
     };
-    Ok((size.parse().map_err(|_| error("found no page size"))?, count, node))
+    Ok(RequestParts { size: size.parse().map_err(|_| error("found no page size"))?, count, node })
 }
 
 impl fmt::Display for PoolRequest {

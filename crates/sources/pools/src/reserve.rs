@@ -18,7 +18,7 @@ const ATTEMPTS: u32 = 5;
 /// Share of all memory that stays available unless the user says otherwise.
 const SHARE_LEFT_ALONE: u64 = 16;
 
-/// What the number in a request means.
+/// The meaning of the number in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
     /// The number of pages that are free and promised to nobody afterwards.
@@ -34,20 +34,20 @@ pub enum Goal {
 /// How to reserve.
 #[derive(Clone, Copy, Debug)]
 pub struct ReserveOptions {
-    /// What a request asks for.
+    /// The goal of a request.
     pub goal: Goal,
-    /// Available memory never becomes less by it than this, in bytes; that of a node whose pages are asked for not less than
-    /// its share of this by its size.
+    /// Minimum of available memory that a reservation leaves, in bytes; for pages of a node also the node's share by
+    /// its size.
     pub floor: u64,
     /// Drop caches first.
     pub drop_caches: bool,
-    /// Undo everything where a request is not met in full.
+    /// Undo everything if a request is not met in full.
     pub all_or_nothing: bool,
     /// Base page of the machine.
     pub base_page: PageSize,
 }
 
-/// What became of one request.
+/// The outcome of one request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Outcome {
     /// The request.
@@ -64,20 +64,20 @@ pub struct Outcome {
     pub added: u64,
     /// Where they were added; what [`give_back`] takes.
     pub changes: Vec<Change>,
-    /// What stood in the way of the others.
+    /// The obstacles for the other pages.
     pub obstacles: Vec<Obstacle>,
-    /// All was put back, since a request was not met in full.
+    /// True if all changes were undone because a request was not met in full.
     pub undone: bool,
 }
 
 impl Outcome {
-    /// True where the request was met in full.
+    /// True if the request was met in full.
     pub const fn is_met(&self) -> bool {
         self.added >= self.wanted && !self.undone
     }
 }
 
-/// The memory that a reservation leaves available where the user says nothing else, in bytes.
+/// The default of the memory that a reservation leaves available, in bytes.
 pub fn usual_floor(settings: &impl Settings) -> u64 {
     let meminfo = settings.text("/proc/meminfo").unwrap_or_default();
     meminfo_bytes(&meminfo, "MemTotal").unwrap_or(0) / SHARE_LEFT_ALONE
@@ -150,11 +150,11 @@ fn undo(settings: &impl Settings, outcomes: &mut [Outcome]) -> Result<(), PoolEr
     Ok(())
 }
 
-/// What is known of a request before it is looked at.
+/// The facts about a request before it is processed.
 struct Known {
     /// Available pages that requests before it count on.
     claimed: u64,
-    /// Pages of it that were added before.
+    /// Pages that were added before.
     held: u64,
 }
 
@@ -179,7 +179,7 @@ fn reserve_one(
     // Surplus pages that become persistent take no memory.
     let there = counted.surplus_to_keep(&before).min(wanted);
     let aim = match there + above_floor(settings, request, wanted - there, options.floor, &mut obstacles) {
-        // What cannot be met in full is not begun, since it would only push others out of memory.
+        // A request that cannot be met in full is not begun, since it would only push other programs out of memory.
         fits if fits < wanted && options.all_or_nothing => 0,
         fits => fits,
     };
@@ -223,8 +223,8 @@ impl Counted {
     }
 }
 
-/// Returns the pages that may be taken without going below the floor, at most `wanted`: that of the machine, and for pages of
-/// a node also the node's share of it.
+/// Returns the pages that may be taken without going below the floor, at most `wanted`: the machine's floor, and for
+/// pages of a node also the node's share.
 fn above_floor(
     settings: &impl Settings,
     request: &PoolRequest,
@@ -251,7 +251,7 @@ fn above_floor(
     wanted.min(pages(&tightest))
 }
 
-/// Memory that can be had, of the machine or of a node, and what is left of it, in bytes.
+/// Available memory of the machine or a node, and the floor, in bytes.
 struct Room {
     node: Option<u32>,
     available: u64,
@@ -270,7 +270,7 @@ struct Enlarging<'a, S> {
 }
 
 impl<S: Settings> Enlarging<'_, S> {
-    /// Tries until all pages are there or nothing more comes. Returns the refusal where the kernel refuses the size.
+    /// Tries until all pages are there or no more can be had. Returns the refusal if the kernel refuses the size.
     fn run(&mut self) -> Result<Option<Obstacle>, PoolError> {
         for _ in 0..ATTEMPTS {
             let left = self.left()?;
@@ -299,7 +299,7 @@ impl<S: Settings> Enlarging<'_, S> {
 
     /// Asks for so many pages more.
     fn add(&self, node: Option<u32>, pages: u64) -> Result<Option<Obstacle>, PoolError> {
-        // The kernel makes surplus pages persistent first: a size that adds pages to all that there are names these, too.
+        // The kernel makes surplus pages persistent first: a size that adds pages to all existing ones includes them.
         let now = self.counted.pages(&pool_of(self.settings, self.request.size)?, node);
         match set_size(self.settings, self.request.size, node, now + pages) {
             Ok(()) => Ok(None),
@@ -324,8 +324,8 @@ impl<S: Settings> Enlarging<'_, S> {
         Ok(None)
     }
 
-    /// Compacts memory unless enough of it lies in one piece. That it cannot be done is no error: the kernel compacts on
-    /// its own, too, only less.
+    /// Compacts memory unless enough is in one piece. A failure is no error: the kernel also compacts on its own, only
+    /// less.
     fn compact(&self, pages: u64) {
         let surplus = pool_of(self.settings, self.request.size).map(|now| self.counted.surplus_to_keep(&now));
         let pages = pages.saturating_sub(surplus.unwrap_or(0));
@@ -345,7 +345,7 @@ impl<S: Settings> Enlarging<'_, S> {
         let _ = self.settings.set(&file, "1");
     }
 
-    /// What the nodes' memory looks like now.
+    /// The present fragmentation of the nodes' memory.
     fn fragmentation(&self) -> Vec<Obstacle> {
         let blocks = page_blocks(self.settings);
         let nodes = free_blocks(self.settings);

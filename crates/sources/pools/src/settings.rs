@@ -39,7 +39,7 @@ pub struct KernelSettings {
 }
 
 impl KernelSettings {
-    /// Returns the settings; what is going on ends, and is put back where that was asked for, once the flag is set.
+    /// Returns the settings; once the flag is set, the work in progress ends, and is undone if that was requested.
     pub fn new(interrupted: Arc<AtomicBool>) -> Self {
         Self { interrupted }
     }
@@ -69,7 +69,8 @@ impl Settings for KernelSettings {
     }
 }
 
-/// Held while pools are read and changed: a size is set, not added to, so that of two changes at once one would be lost.
+/// Held while pools are read and changed: a size is set, not added to, so one of two simultaneous changes would be
+/// lost.
 #[derive(Debug)]
 pub struct PoolLock {
     _file: LockFile,

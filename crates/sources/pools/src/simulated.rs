@@ -12,11 +12,11 @@ use std::io;
 pub struct SimulatedNode {
     /// Pages in the pool.
     pub total: u64,
-    /// Free pages of these.
+    /// Number of free pages.
     pub free: u64,
-    /// Surplus pages of these.
+    /// Number of surplus pages.
     pub surplus: u64,
-    /// Pages that lie in one piece.
+    /// Number of pages in one piece.
     pub at_once: u64,
     /// Pages that a compaction makes of pieces.
     pub after_compaction: u64,
@@ -30,7 +30,7 @@ pub struct Simulated {
     pub available: Cell<u64>,
     /// Bytes of each node's page cache, which no page is made of here.
     pub cached: u64,
-    /// What each setting was set to, in order.
+    /// The value written to each setting, in order.
     pub written: RefCell<Vec<(String, String)>>,
     /// Writes to paths that hold this fail like this.
     pub refuses: Option<(&'static str, i32)>,

@@ -6,8 +6,8 @@ use serde::Serialize;
 /// Where the kernel lists the segments of this IPC namespace (sysvipc(7), proc_sysvipc(5)).
 pub(crate) const SEGMENTS: &str = "/proc/sysvipc/shm";
 
-/// A segment that no process has attached. The kernel does not say on which pages it lies (`SHM_HUGETLB` is not among the bits
-/// that it shows).
+/// A segment that no process has attached. The kernel does not report its page size (`SHM_HUGETLB` is not among the
+/// bits that it shows).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unattached {
     /// Identifier, as `ipcrm -m` takes it.
@@ -23,7 +23,7 @@ pub struct Unattached {
 }
 
 impl Unattached {
-    /// True where it can lie on pages of this size: what is present are whole pages.
+    /// True if it can be on pages of this size: its present memory is a number of whole pages.
     pub fn may_lie_on(&self, size: PageSize) -> bool {
         self.present > 0 && self.present.is_multiple_of(size.bytes())
     }

@@ -1,4 +1,4 @@
-//! Who uses pages of the pools: mappings of processes, and files on hugetlbfs.
+//! The users of pages of the pools: mappings of processes, and files on hugetlbfs.
 
 use crate::hugetlbfs::{FileId, HugetlbFile, all_mounts, files_on};
 use crate::system_v::{SEGMENTS, Unattached, unattached};
@@ -8,7 +8,7 @@ use process_view::{ObservationError, ProcessFiles, ProcessMemory, Unanswered, ea
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What pool pages are to a process.
+/// The use of pool pages in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UserKind {
@@ -35,7 +35,7 @@ pub struct PoolUser {
     pub pid: i32,
     /// Its name.
     pub program: String,
-    /// What it is.
+    /// The kind.
     pub kind: UserKind,
     /// The object and its parts, the file, or the segment.
     pub what: String,
@@ -163,7 +163,8 @@ impl SharedMemory {
     }
 }
 
-/// What a mapping of pool pages is that belongs to no object. The names are the kernel's (mm/hugetlb.c, ipc/shm.c).
+/// The meaning of a mapping of pool pages that belongs to no object. The names are the kernel's (mm/hugetlb.c,
+/// ipc/shm.c).
 fn described(name: &MappingName, shared: bool) -> (UserKind, String) {
     match name {
         MappingName::Heap => (UserKind::Heap, "[heap]".to_owned()),

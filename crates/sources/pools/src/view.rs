@@ -1,4 +1,4 @@
-//! What `pagelift pool show` shows: pools, their users, and the memory around them.
+//! The data for `pagelift pool show`: pools, their users, and the memory around them.
 
 use crate::Users;
 use address_space::PageSize;
@@ -16,7 +16,7 @@ pub struct PoolsView {
     pub version: u32,
     /// The pools, smallest pages first.
     pub pools: Vec<PoolView>,
-    /// Who uses them.
+    /// Their users.
     pub users: Users,
     /// Limits of the caller's own cgroups.
     pub cgroup: CgroupLimits,
@@ -47,7 +47,7 @@ pub struct PoolView {
 pub struct MemoryView {
     /// All.
     pub total: u64,
-    /// What can be had without pressure.
+    /// Memory that is available without pressure.
     pub available: u64,
     /// Anonymous transparent huge pages.
     pub anonymous_huge: u64,

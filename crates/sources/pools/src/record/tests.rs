@@ -21,7 +21,7 @@ fn start(machine: &Simulated, record: &Record, texts: &[&str]) -> RecordedOutcom
     record.reserve(machine, &requests(texts), &options).unwrap()
 }
 
-/// Does what a stop of the unit does. Returns the pages that were taken out of the pool, and those of them that are the
+/// Does the work of a unit's stop. Returns the pages that were taken out of the pool, and how many of them are the
 /// system's.
 fn stop(machine: &Simulated, record: &Record, texts: &[&str]) -> (u64, u64, Option<String>) {
     let RecordedRelease { given, note } = record.release(machine, &requests(texts)).unwrap();
