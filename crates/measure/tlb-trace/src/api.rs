@@ -1,4 +1,5 @@
-//! What QEMU offers to plugins (its include/qemu/qemu-plugin.h, the same from 4.2 to 10), and what it calls.
+//! QEMU's interface for plugins (its include/qemu/qemu-plugin.h, the same from 4.2 to 10), and the functions that it
+//! calls.
 
 use crate::{calls, ends, executes, exits, returns, touches, translated};
 use std::ffi::{c_int, c_uint, c_void};
@@ -8,7 +9,7 @@ pub type PluginId = u64;
 /// Kind and size of a load or store.
 pub type MemoryInfo = u32;
 
-/// What QEMU says of itself; not read.
+/// QEMU's description; not read.
 #[repr(C)]
 pub struct Info {
     _opaque: [u8; 0],
@@ -39,7 +40,7 @@ type OnThread = extern "C" fn(PluginId, c_uint);
 type OnEnd = extern "C" fn(PluginId, *mut c_void);
 
 // SAFETY:
-// - the signatures are those of qemu-plugin.h; QEMU, which loads the plugin, exports the functions.
+// - the signatures are from qemu-plugin.h; QEMU, which loads the plugin, exports the functions.
 unsafe extern "C" {
     fn qemu_plugin_register_vcpu_tb_trans_cb(id: PluginId, callback: OnBlock);
     fn qemu_plugin_register_vcpu_exit_cb(id: PluginId, callback: OnThread);

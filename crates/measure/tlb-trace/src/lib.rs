@@ -1,5 +1,5 @@
 //! `libpagelift_trace.so`: a plugin of QEMU's user mode (`qemu-x86_64`, `qemu-aarch64`), which sends the pages that a
-//! program touches to `pagelift estimate`, in the form of [`tlb_model::trace`].
+//! program touches to `pagelift estimate`, in the form of [`estimate::tlb_model::trace`].
 //!
 //! QEMU calls it in the thread of each virtual CPU, and in user mode each thread of the program is one. Arguments:
 //! `socket=PATH` (a listening Unix socket), `page=BYTES` (the base page), `skip=COUNT` (instructions of all threads before
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use thread::with_thread;
 
-/// What every callback reads.
+/// The data for every callback.
 struct Plugin {
     receiver: Receiver,
     page_shift: u32,
@@ -41,12 +41,12 @@ static SKIPPED: AtomicU64 = AtomicU64::new(0);
 /// The page of the program's first store; 0 before it.
 static FIRST_STORE: AtomicU64 = AtomicU64::new(0);
 
-/// Instructions between two looks at the clock while skipping.
+/// Instructions between two readings of the clock while skipping.
 const CLOCK_EVERY: u64 = 1 << 16;
 
-/// The version of the interface that the plugin follows, by which QEMU decides whether to load it. QEMU 4.2 to 8.2 take 0
-/// and 1, later ones 2 and more (`QEMU_PLUGIN_MIN_VERSION` in its include/qemu/plugin.h); what is called here is the same
-/// in all. [`choose_version`] sets it while the plugin is loaded, before QEMU looks at it.
+/// The version of the plugin interface, by which QEMU decides whether to load the plugin. QEMU 4.2 to 8.2 take 0 and 1,
+/// later ones 2 and more (`QEMU_PLUGIN_MIN_VERSION` in its include/qemu/plugin.h); the functions used here are the same
+/// in all. [`choose_version`] sets it while the plugin is loaded, before QEMU checks it.
 #[unsafe(export_name = "qemu_plugin_version")]
 pub static VERSION: AtomicVersion = AtomicVersion(std::sync::atomic::AtomicI32::new(1));
 
@@ -54,7 +54,7 @@ pub static VERSION: AtomicVersion = AtomicVersion(std::sync::atomic::AtomicI32::
 #[repr(transparent)]
 pub struct AtomicVersion(std::sync::atomic::AtomicI32);
 
-/// Environment variable in which the version stands, taken from the program's environment by QEMU's `-U`.
+/// Environment variable with the version, removed from the program's environment by QEMU's `-U`.
 const VERSION_VARIABLE: &str = "PAGELIFT_QEMU_PLUGIN_VERSION";
 
 // SAFETY:
@@ -128,8 +128,8 @@ impl Plugin {
     }
 }
 
-/// What a translated block passes to its callback: the page it begins in, whether it ends in the next, and how many
-/// instructions it has.
+/// The data that a translated block passes to its callback: its first page, whether it ends in the next page, and its
+/// number of instructions.
 #[derive(Clone, Copy)]
 struct BlockData(usize);
 

@@ -1,14 +1,14 @@
 //! The connection to the reader.
 
 use crate::{DONE, FIRST_STORE, STATE};
+use estimate::tlb_model::trace::{MAGIC, block_head};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use tlb_model::trace::{MAGIC, block_head};
 
-/// The lowest number for the connection's descriptor: programs that look at their own numbers see low ones as ever.
+/// The lowest number for the connection's descriptor: programs that check their own numbers still see low ones.
 const LOWEST: i32 = 900;
 
 /// The reader's end.
@@ -56,8 +56,8 @@ impl Receiver {
         }
     }
 
-    /// Tells that nothing follows, and waits until the reader has read all: with the process its maps would end, by which
-    /// the reader knows what lies where.
+    /// Sends the end of the stream, and waits until the reader has read all: the maps of the process, which the reader
+    /// needs, end with the process.
     pub fn finish(&self) {
         if std::process::id() != self.process {
             return;

@@ -1,15 +1,15 @@
 //! The records of each thread until they are sent.
 
 use crate::PLUGIN;
+use estimate::tlb_model::trace::{LONGEST_BLOCK, MOST_INSTRUCTIONS, Record};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use tlb_model::trace::{LONGEST_BLOCK, MOST_INSTRUCTIONS, Record};
 
 /// Threads that live at one time and are traced. QEMU gives the lowest free number to each.
 const MOST_THREADS: usize = 4096;
 
 static THREADS: [AtomicPtr<Thread>; MOST_THREADS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_THREADS];
 
-/// What a thread has done since the last block was sent.
+/// The accesses of a thread since the last block was sent.
 pub struct Thread {
     cpu: u32,
     words: Vec<u64>,
@@ -31,7 +31,7 @@ pub fn with_thread(cpu: u32, act: impl FnOnce(&mut Thread)) {
     }
     // SAFETY:
     // - the pointer comes from a box that is never freed;
-    // - QEMU calls for a virtual CPU only in its own thread, and at the end while all others stand still.
+    // - QEMU calls for a virtual CPU only in its own thread, and at the end while all others are stopped.
     act(unsafe { &mut *thread });
 }
 
@@ -109,7 +109,7 @@ impl Thread {
     }
 }
 
-/// True for the system calls whose ranges [`Thread::mapped`] reports. What brk(2) adds was not mapped before.
+/// True for the system calls whose ranges [`Thread::mapped`] reports. The area that brk(2) adds was not mapped before.
 pub fn changes_mappings(number: i64) -> bool {
     [libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mremap].contains(&number)
 }

@@ -1,10 +1,10 @@
 //! The form of a trace: what the tracer sends and the simulation reads, as 64-bit words in the machine's byte order.
 //!
-//! A stream begins with [`MAGIC`] and the page of the first store, which lies on the stack of the first thread. Blocks
-//! follow, each of one virtual CPU, that is, of one thread: a head ([`block_head`]), then the words of [`Record`]s.
+//! A stream begins with [`MAGIC`] and the page of the first store, which is on the stack of the first thread. Blocks
+//! follow, each for one virtual CPU, that is, for one thread: a head ([`block_head`]), then the words of [`Record`]s.
 //!
-//! A tracer leaves out an access to the page that the thread's access of that side before went to: no TLB that holds one
-//! entry can miss it, and the order of replacement stays as it is.
+//! A tracer omits an access to the same page as the thread's previous access on that side: a TLB with at least one
+//! entry cannot miss it, and the order of replacement does not change.
 
 /// The first word; the last digit is the version of the form.
 pub const MAGIC: u64 = u64::from_be_bytes(*b"PLTRACE1");
@@ -35,7 +35,7 @@ pub enum Record {
         /// [`MOST_INSTRUCTIONS`].
         executed: u64,
     },
-    /// What is mapped at these pages has changed. The number of pages is a word of its own.
+    /// The mapping of these pages has changed. The number of pages is a separate word.
     Changed {
         /// The first page.
         page: u64,

@@ -101,7 +101,7 @@ fn leaf_0x18_as_sapphire_rapids_describes_itself() {
         parameters(7, 0b0111, 8, 128, 3, 2),
         parameters(8, 0b1001, 8, 128, 3, 2),
     ]);
-    let (geometry, known) = (geometry.unwrap(), crate::known_cpu("sapphire-rapids").unwrap());
+    let (geometry, known) = (geometry.unwrap(), crate::tlb_model::known_cpu("sapphire-rapids").unwrap());
     assert_eq!(geometry.instruction, known.instruction);
     assert_eq!(geometry.data, known.data);
     assert_eq!(geometry.second, known.second);

@@ -1,9 +1,9 @@
 //! Access patterns whose misses follow from the shape alone, and a naive model that must agree on all others.
 
-use proptest::prelude::*;
-use tlb_model::{
+use estimate::tlb_model::{
     ArrayShape, Geometry, Index, Outcome, Replacement, Second, Side, Sizes, Tlbs, Translation, known_cpu, known_cpus,
 };
+use proptest::prelude::*;
 
 const SMALL: u8 = 12;
 const HUGE: u8 = 21;
@@ -64,8 +64,8 @@ fn lru_forgets_what_was_used_longest_ago() {
     let walks = |page| (page, Outcome::Walk);
     let hits = |page| (page, Outcome::First);
     let second = |page| (page, Outcome::Second);
-    // 1 is used again before 4 comes, so 2 gives way in the first level, then 3. The second level is not told of hits in
-    // the first: there 1 gives way to 4, and is walked for when it has left the first level too.
+    // 1 is used again before 4 is, so 2 is replaced in the first level, then 3. The second level does not see hits in
+    // the first: there 1 is replaced by 4, and needs a walk when it has left the first level too.
     let accesses = [walks(1), walks(2), walks(3), hits(1), walks(4), hits(1), second(2), hits(4), second(3), walks(1)];
     for (page, wanted) in accesses {
         assert_eq!(outcome(page), wanted, "page {page}");
@@ -96,7 +96,7 @@ fn folding_spreads_a_stride() {
     assert_eq!((walks(Index::Linear), walks(Index::FoldedXor)), (128, 0));
 }
 
-/// What the issue of this model asks for: 2,048 entries, of which 2 MiB pages reach half.
+/// The requirement for this model: 2,048 entries, half of which hold 2 MiB pages.
 #[test]
 fn sapphire_rapids_has_half_of_its_second_level_for_huge_pages() {
     let cpu = known_cpu("sapphire-rapids").unwrap();
@@ -125,7 +125,7 @@ fn a_split_level_keeps_sides_apart() {
     assert!(both("skylake-sp") > 2000);
 }
 
-/// Skylake's L1 has no entry of 1 GiB for code: a piece of it is entered.
+/// Skylake's L1 has no entry of 1 GiB for code: a piece is entered.
 #[test]
 fn a_size_that_no_array_holds_is_split() {
     let mut tlbs = Tlbs::new(&known_cpu("skylake-sp").unwrap());
@@ -133,7 +133,7 @@ fn a_size_that_no_array_holds_is_split() {
     assert_eq!([outcome(3, 30), outcome(9, SMALL), outcome(3, 30)], [Outcome::Walk, Outcome::Walk, Outcome::First]);
 }
 
-/// A set as a plain list, an array as a list of these, searched and aged in the most obvious way.
+/// A set as a plain list, an array as a list of sets, searched and aged in the most obvious way.
 struct Naive {
     shape: ArrayShape,
     sets: Vec<Vec<(u64, u8, u64)>>,

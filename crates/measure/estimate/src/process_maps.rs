@@ -1,4 +1,4 @@
-//! What the traced process has mapped, read again where the trace goes to something new.
+//! The mappings of the traced process, read again when the trace reaches a new one.
 
 use crate::places::{Place, Places};
 use address_space::{Address, AddressRange, ElfImage, PageSize, RangeSet};
@@ -8,8 +8,8 @@ use process_view::{BoundedFile, ProcessFiles, open_regular_file};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Look-ups of unmapped addresses between two readings of maps: the program may have unmapped what the trace still
-/// tells of.
+/// Look-ups of unmapped addresses between two readings of maps: the program may have unmapped memory that is still in
+/// the trace.
 const UNKNOWN_BETWEEN_READINGS: u64 = 1000;
 
 /// The traced process's maps.
@@ -18,7 +18,7 @@ pub struct ProcessMaps {
     files: ProcessFiles,
     places: Places,
     images: HashMap<String, Option<ElfImage>>,
-    /// What has been mapped or unmapped since maps was read.
+    /// The ranges that have been mapped or unmapped since maps was read.
     changed: RangeSet,
     unknown: u64,
     executable: String,
@@ -45,12 +45,12 @@ impl ProcessMaps {
         self.stack = stack;
     }
 
-    /// What is mapped there has changed.
+    /// Records that the mapping has changed.
     pub fn change(&mut self, range: AddressRange) {
         self.changed.insert(range);
     }
 
-    /// What lies at an address.
+    /// The contents at an address.
     pub fn at(&mut self, address: Address, base_page: PageSize) -> Place<'_> {
         let page = AddressRange::sized(address.align_down(base_page), base_page.bytes());
         let is_known = self.places.has(address);

@@ -1,7 +1,7 @@
 //! The geometry that CPUID describes.
 
-use crate::geometry::{ArrayShape, Geometry, Second, Sizes};
-use crate::processors::Processor;
+use crate::tlb_model::geometry::{ArrayShape, Geometry, Second, Sizes};
+use crate::tlb_model::processors::Processor;
 
 /// Registers of one leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,7 +138,7 @@ impl Found {
         list.push(shape);
     }
 
-    /// Leaf 2: a byte for each array (Intel 325383, table 3-12). Of the bytes, those of CPUs since Nehalem.
+    /// Leaf 2: a byte for each array (Intel 325383, table 3-12). Only the bytes of CPUs since Nehalem.
     fn take_descriptors(&mut self, leaf: Leaf) {
         let registers = [leaf.eax & !0xff, leaf.ebx, leaf.ecx, leaf.edx];
         let valid = registers.into_iter().filter(|register| register >> 31 == 0);
@@ -201,11 +201,11 @@ fn amd(leaf: &impl Fn(u32, u32) -> Leaf) -> Result<Geometry, Missing> {
     })
 }
 
-/// Entries that one of the second level's numbers stands for, and where that is from.
+/// Entries per unit of the second level's numbers, and the source.
 ///
-/// Zen 5 counts in units of 32 and says so (AMD 24594, Fn8000_0021_EAX[14], L2TlbSizeX32). Hypervisors that do not know the flag
-/// clear it and pass the numbers on (seen in a virtual machine on an EPYC 9005): family 1Ah with no more entries for code in the
-/// second level than in the first is such a one.
+/// Zen 5 counts in units of 32 and sets a flag (AMD 24594, Fn8000_0021_EAX[14], L2TlbSizeX32). Hypervisors that do not
+/// know the flag clear it and pass the numbers on (seen in a virtual machine on an EPYC 9005): a CPU of family 1Ah with
+/// no more entries for code in the second level than in the first is such a case.
 fn unit_of_second_level(features: Leaf, signature: Leaf, first: Leaf, second: Leaf) -> (usize, &'static str) {
     const ZEN_5: u32 = 0x1a;
     const LEAVES: &str = "CPUID 0x80000005, 0x80000006, 0x80000019";

@@ -1,7 +1,7 @@
 //! All TLBs of a core.
 
-use crate::array::Array;
-use crate::{ArrayShape, Geometry, Joined, Second, Sizes};
+use crate::tlb_model::array::Array;
+use crate::tlb_model::{ArrayShape, Geometry, Joined, Second, Sizes};
 
 /// Which first level an access goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ struct FirstLevel {
 pub struct Tlbs {
     instruction: FirstLevel,
     data: FirstLevel,
-    /// The second level for instructions, and for data too where it is shared.
+    /// The second level for instructions, and for data too if it is shared.
     second: Vec<Array>,
     second_of_data: Option<Vec<Array>>,
     joined: Option<Joined>,
@@ -85,7 +85,7 @@ impl Tlbs {
         self.now += 1;
         let now = self.now;
         first.last = Some(translation);
-        // The caller names a page at any address in it, and keeps what lies in one page together.
+        // The caller passes any address in a page, and one translation for all addresses in it.
         let Translation { page, shift } = first.split(translation);
         if find(&mut first.arrays, page, shift, now) {
             return Outcome::First;
@@ -105,8 +105,8 @@ impl FirstLevel {
         Self { arrays: arrays_of(shapes), sizes, last: None }
     }
 
-    /// A page of a size that no array holds is entered in pieces of the next smaller one that some array holds. Which piece
-    /// is touched is not known here: one entry stands for the page, the most favourable case.
+    /// A page with a size that no array holds is entered in pieces of the next smaller size in some array. The touched
+    /// piece is unknown here: one entry represents the page, the most favourable case.
     fn split(&self, translation: Translation) -> Translation {
         match self.sizes.largest_within(translation.shift) {
             Some(shift) if shift < translation.shift => {
@@ -125,8 +125,7 @@ fn find(arrays: &mut [Array], page: u64, shift: u8, now: u64) -> bool {
     arrays.iter_mut().any(|array| array.holds_size(shift) && array.find(page, shift, now))
 }
 
-/// Inserts a page into the array, of those that can hold it, whose victim has been unused for longest, as if their sets
-/// were one.
+/// Inserts a page into the suitable array whose victim has been unused for the longest time, as if their sets were one.
 fn insert(arrays: &mut [Array], page: u64, shift: u8, now: u64) {
     let able = arrays.iter_mut().filter(|array| array.holds_size(shift));
     if let Some(array) = able.min_by_key(|array| array.age_of_victim(page)) {

@@ -1,7 +1,7 @@
 //! CPUID of real processors, as recorded, and as hypervisors show it that hide the description of the TLBs.
 
+use estimate::tlb_model::{ArrayShape, CpuidError, Geometry, Leaf, Second, geometry_of, known_cpu};
 use std::collections::BTreeMap;
-use tlb_model::{ArrayShape, CpuidError, Geometry, Leaf, Second, geometry_of, known_cpu};
 
 const DUMPS: &str = include_str!("dumps/processors.txt");
 

@@ -1,8 +1,8 @@
 //! Reads the trace as it comes.
 
 use crate::EstimateError;
+use crate::tlb_model::trace::{LONGEST_BLOCK, MAGIC, parse_block_head};
 use std::io::{ErrorKind, Read};
-use tlb_model::trace::{LONGEST_BLOCK, MAGIC, parse_block_head};
 
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
@@ -15,7 +15,7 @@ pub struct Stream<'a, R> {
     begun: bool,
 }
 
-/// What comes next.
+/// The next item.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
     /// The page of the program's first store: the first that comes.
@@ -85,7 +85,7 @@ impl<'a, R: Read> Stream<'a, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tlb_model::trace::block_head;
+    use crate::tlb_model::trace::block_head;
 
     fn read(words: &[u64], cut: usize) -> Result<Vec<Next>, EstimateError> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -1,9 +1,9 @@
 //! Models of the TLBs of known CPUs, fed by the pages that a program touches.
 //!
-//! [`Geometry`] describes the TLBs of a CPU, from CPUID or from [`known_cpus`] ([`own_cpu`]); [`Tlbs`] simulates it for one
-//! thread that has a core for itself. What is not modelled: speculative and prefetching accesses, the kernel's own,
-//! other threads of the core, and invalidations. Entries that a CPU makes of several neighbouring pages (AMD's coalescing,
-//! Arm's contiguous bit) are modelled where [`Geometry::joined`] says how many.
+//! [`Geometry`] describes the TLBs of a CPU, from CPUID or from [`known_cpus`] ([`own_cpu`]); [`Tlbs`] simulates it for
+//! one thread that has a core for itself. Not modelled: speculative and prefetching accesses, the kernel's accesses,
+//! other threads on the core, and invalidations. Entries that a CPU makes from several neighbouring pages (AMD's
+//! coalescing, Arm's contiguous bit) are modelled if [`Geometry::joined`] has their number.
 #![forbid(unsafe_code)]
 
 mod array;

@@ -1,8 +1,8 @@
-//! What a lift would do to a program's TLB misses: the program runs under QEMU's user mode, whose plugin sends the pages
-//! that it touches, and the TLBs of a CPU are simulated once for the pages of today and once for those of the plan.
+//! The effect of a lift on a program's TLB misses: the program runs under QEMU's user mode, whose plugin sends the
+//! pages that it touches, and the TLBs of a CPU are simulated once for today's pages and once for the planned pages.
 //!
-//! The trace is read as it is made and never stored. Its addresses are those that QEMU gave the program; an object's are
-//! translated to those of the planned process by path and address in the file (`places`).
+//! The trace is read while it is made and never stored. Its addresses are QEMU's; addresses in an object are translated
+//! to those of the planned process by path and address in the file (`places`).
 #![deny(unsafe_code)]
 
 mod error;
@@ -14,6 +14,7 @@ mod qemu;
 mod result;
 mod simulation;
 mod stream;
+pub mod tlb_model;
 mod today;
 
 pub use error::EstimateError;
@@ -24,20 +25,20 @@ pub use qemu::{Qemu, fix_addresses};
 pub use result::{Estimate, PagesOf, Side, Slice, Trace, Variant, WalksOfKind};
 pub use today::Today;
 
+use crate::tlb_model::Geometry;
 use process_maps::ProcessMaps;
 use simulation::Simulation;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use stream::Stream;
-use tlb_model::Geometry;
 
-/// What is to be estimated.
+/// The input of an estimate.
 pub struct Request<'a> {
     /// The ELF file to execute.
     pub program: &'a Path,
     /// Its arguments, with its own name first.
     pub words: &'a [OsString],
-    /// Its environment; `None`: that of this program.
+    /// Its environment; `None`: the environment of this program.
     pub environment: Option<&'a [(OsString, OsString)]>,
     /// The CPU.
     pub cpu: Geometry,
@@ -46,12 +47,12 @@ pub struct Request<'a> {
     pub cores: Option<u32>,
     /// The part of the run.
     pub slice: Slice,
-    /// What the lift changes.
+    /// The changes by the lift.
     pub planned: PlannedPages,
-    /// What of the process that runs lies on huge pages, where there is one: its objects are today's, and in place of base
-    /// pages.
+    /// The parts of the running process that are on huge pages, if there is a process: its objects are used as today's,
+    /// instead of base pages.
     pub today: Option<PlannedPages>,
-    /// What the kernel does with anonymous memory by itself, and what a lift of the heap makes of it.
+    /// The kernel's treatment of anonymous memory, and the effect of a lift of the heap.
     pub transparent: Transparent,
     /// The plugin.
     pub plugin: PathBuf,

@@ -1,10 +1,10 @@
-//! What lies at an address of the traced process; pure.
+//! The contents at an address of the traced process; pure.
 
 use address_space::{Address, AddressRange, AddressSpace, ElfImage, MappingName, PageSize};
 use serde::Serialize;
 use std::fmt;
 
-/// What memory holds.
+/// The contents of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -16,7 +16,7 @@ pub enum Kind {
     Data,
     /// Data of an object that no file holds.
     Bss,
-    /// What brk(2) gave.
+    /// The area of brk(2).
     Heap,
     /// Private anonymous memory: memory of allocators, generated code, stacks of threads.
     Anonymous,
@@ -64,16 +64,16 @@ impl fmt::Display for Kind {
 pub struct TracedObject {
     /// Path as maps shows it.
     pub path: String,
-    /// What is added to the file's addresses (wrapping).
+    /// The difference to the file's addresses (wrapping).
     pub bias: u64,
     /// The file's shape.
     pub image: ElfImage,
 }
 
-/// What lies at an address.
+/// The contents at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place<'a> {
-    /// What it is.
+    /// The kind.
     pub kind: Kind,
     /// The object's path and the address in its file's terms.
     pub object: Option<(&'a str, u64)>,
@@ -123,12 +123,12 @@ impl Places {
         Self { space, objects, base_page: Some(base_page), end_of_executable, stack: Some(stack) }
     }
 
-    /// True where something is mapped.
+    /// True if the address is mapped.
     pub fn has(&self, address: Address) -> bool {
         self.space.find(address).is_some()
     }
 
-    /// What lies at an address.
+    /// The contents at an address.
     pub fn at(&self, address: Address) -> Place<'_> {
         let none = Place { kind: Kind::Unknown, object: None, anonymous: None };
         let (Some(mapping), Some(base_page)) = (self.space.find(address), self.base_page) else { return none };
@@ -145,7 +145,7 @@ impl Places {
         if self.stack.is_some_and(|stack| mapping.range.contains(stack)) {
             return Place { kind: Kind::Stack, ..none };
         }
-        // What brk gives and the end of bss are one mapping.
+        // The brk area and the end of bss are one mapping.
         let begins = mapping.range.start();
         let kind = match self.end_of_executable {
             Some(end) if begins <= end && end <= mapping.range.end() => Kind::Heap,
@@ -164,7 +164,7 @@ impl TracedObject {
         self.image.extent().shifted(self.bias).widened(base_page)
     }
 
-    /// A page that two segments share belongs to the later one, whose mapping lies on top.
+    /// A page that two segments share belongs to the later one, which is mapped over the earlier.
     fn kind_at(&self, address: u64, base_page: PageSize) -> Kind {
         let holds = |range: AddressRange| range.widened(base_page).contains(Address(address));
         let Some(segment) = self.image.segments.iter().rev().find(|segment| holds(segment.memory)) else {

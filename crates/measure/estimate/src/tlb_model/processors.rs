@@ -1,7 +1,7 @@
 //! Processors by vendor, family and model, for machines whose CPUID describes no TLB.
 
-use crate::geometry::Geometry;
-use crate::known::known_cpu;
+use crate::tlb_model::geometry::Geometry;
+use crate::tlb_model::known::known_cpu;
 use std::fmt;
 
 /// Identification of a processor model.
@@ -48,7 +48,7 @@ impl Processor {
         Some(Geometry { source: format!("known for {self}: {}", known.source), ..known })
     }
 
-    /// The name in [`crate::known_cpus`]. Models as in Linux's arch/x86/include/asm/intel-family.h, and for AMD in
+    /// The name in [`crate::tlb_model::known_cpus`]. Models as in Linux's arch/x86/include/asm/intel-family.h, and for AMD in
     /// arch/x86/kernel/cpu/amd.c; parts as in arch/arm64/include/asm/cputype.h.
     fn name(&self) -> Option<&'static str> {
         Some(match self {

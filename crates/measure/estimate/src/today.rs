@@ -6,13 +6,13 @@ use linux::pagemap::Pagemap;
 use linux::pages::transparent_huge_page;
 use process_view::{ObservationError, ProcessFiles, load_objects};
 
-/// What of a process lies on huge pages.
+/// The parts of a process that are on huge pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Today {
-    /// Its objects, and what of them lies on huge pages.
+    /// Its objects, and their parts on huge pages.
     pub objects: PlannedPages,
-    /// Most of its heap and other anonymous memory lies on huge pages. Which parts of it do cannot be carried over to another
-    /// process of the program, whose allocations lie elsewhere.
+    /// Most of its heap and other anonymous memory is on huge pages. The exact parts cannot be transferred to another
+    /// process of the program, whose allocations have other addresses.
     pub anonymous_is_huge: bool,
 }
 
@@ -20,7 +20,7 @@ impl Today {
     /// Reads the page sizes of a process.
     ///
     /// # Errors
-    /// It cannot be looked at.
+    /// It cannot be read.
     pub fn of(pid: i32) -> Result<Self, ObservationError> {
         let files = ProcessFiles::of(pid);
         let base = files.page_size()?;
@@ -36,7 +36,7 @@ impl Today {
     }
 }
 
-/// Pure: `huge` returns the parts of a mapping that lie on huge pages of a size.
+/// Pure: `huge` returns the parts of a mapping that are on huge pages of a size.
 fn of(
     usages: &[MappingUsage],
     objects: &[LoadedObject],

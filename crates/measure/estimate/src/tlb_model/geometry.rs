@@ -1,4 +1,4 @@
-//! What TLBs a CPU has, as data.
+//! The TLBs of a CPU, as data.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ impl Sizes {
     /// All sizes.
     pub const ALL: Self = Self(u64::MAX);
 
-    /// The sizes of these shifts: 12 for 4 KiB.
+    /// The sizes with these shifts: 12 for 4 KiB.
     pub const fn of(shifts: &[u8]) -> Self {
         let (mut bits, mut index) = (0, 0);
         while index < shifts.len() {
@@ -26,7 +26,7 @@ impl Sizes {
         self.0 >> shift & 1 == 1
     }
 
-    /// The largest of these sizes that is no larger than `shift`, as a shift.
+    /// The largest size that is no larger than `shift`, as a shift.
     pub const fn largest_within(self, shift: u8) -> Option<u8> {
         let within = self.0 & (u64::MAX >> (63 - shift));
         if within == 0 { None } else { Some(63 - within.leading_zeros() as u8) }
@@ -74,7 +74,7 @@ pub struct ArrayShape {
 }
 
 impl ArrayShape {
-    /// An array with linear index and LRU, which is what is assumed where no more is known.
+    /// An array with linear index and LRU, the assumption without further facts.
     pub const fn new(sizes: Sizes, entries: usize, ways: usize) -> Self {
         Self { sizes, entries, ways, index: Index::Linear, replacement: Replacement::Lru }
     }
@@ -89,7 +89,7 @@ impl ArrayShape {
         self.entries / self.ways
     }
 
-    /// True where the numbers fit each other.
+    /// True if the numbers are consistent.
     pub fn is_sound(&self) -> bool {
         let divides = self.ways > 0 && self.entries > 0 && self.entries.is_multiple_of(self.ways);
         let index = self.index == Index::Linear || divides && self.sets().is_power_of_two();

@@ -5,14 +5,14 @@ use crate::places::Kind;
 use crate::process_maps::ProcessMaps;
 use crate::result::{PagesOf, Side, Slice, Trace, Variant, WalksOfKind};
 use crate::stream::{Next, Stream};
+use crate::tlb_model::trace::Record;
+use crate::tlb_model::{Geometry, Outcome, Side as TlbSide, Tlbs, Translation};
 use crate::{Estimate, EstimateError, Qemu, Request};
 use address_space::{Address, AddressRange};
 use linux::pages::base_page;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::PathBuf;
-use tlb_model::trace::Record;
-use tlb_model::{Geometry, Outcome, Side as TlbSide, Tlbs, Translation};
 
 /// Pages whose places are remembered, by the lowest bits of their numbers.
 const REMEMBERED: usize = 1 << 16;
@@ -43,7 +43,7 @@ pub struct Simulation {
     instructions: u64,
 }
 
-/// What is counted for each variant.
+/// The counts for each variant.
 #[derive(Clone, Debug, Default)]
 struct Counts {
     misses: [[u64; 2]; VARIANTS],
@@ -157,7 +157,7 @@ impl Simulation {
         let address = Address(page.wrapping_mul(self.sizes.base.bytes()));
         let place = self.maps.at(address, self.sizes.base);
         let located = Located { page, kind: place.kind, translations: self.sizes.pages(address, &place) };
-        // What was not mapped any more may be mapped again.
+        // An address that is unmapped now may be mapped again.
         self.located[slot] = (located.kind != Kind::Unknown).then_some(located);
         located
     }

@@ -1,7 +1,7 @@
 //! The TLBs of the CPU that this runs on.
 
-use crate::cpuid::CpuidError;
-use crate::geometry::Geometry;
+use crate::tlb_model::cpuid::CpuidError;
+use crate::tlb_model::geometry::Geometry;
 
 /// The geometry that CPUID describes, or that is known for the model. A virtual machine sees what its host lets it see.
 /// `midr` is for AArch64.
@@ -10,9 +10,9 @@ use crate::geometry::Geometry;
 /// [`CpuidError`].
 #[cfg(target_arch = "x86_64")]
 pub fn own_cpu(_midr: Option<u64>) -> Result<Geometry, CpuidError> {
-    crate::geometry_of(|number, subleaf| {
+    crate::tlb_model::geometry_of(|number, subleaf| {
         let registers = raw_cpuid::native_cpuid::cpuid_count(number, subleaf);
-        crate::Leaf { eax: registers.eax, ebx: registers.ebx, ecx: registers.ecx, edx: registers.edx }
+        crate::tlb_model::Leaf { eax: registers.eax, ebx: registers.ebx, ecx: registers.ecx, edx: registers.edx }
     })
 }
 
@@ -23,6 +23,6 @@ pub fn own_cpu(_midr: Option<u64>) -> Result<Geometry, CpuidError> {
 /// [`CpuidError::Unknown`].
 #[cfg(not(target_arch = "x86_64"))]
 pub fn own_cpu(midr: Option<u64>) -> Result<Geometry, CpuidError> {
-    let processor = midr.map(crate::Processor::of_midr);
-    processor.as_ref().and_then(crate::Processor::geometry).ok_or(CpuidError::Unknown(processor))
+    let processor = midr.map(crate::tlb_model::Processor::of_midr);
+    processor.as_ref().and_then(crate::tlb_model::Processor::geometry).ok_or(CpuidError::Unknown(processor))
 }

@@ -1,8 +1,8 @@
 //! The result.
 
 use crate::places::Kind;
+use crate::tlb_model::Geometry;
 use serde::Serialize;
-use tlb_model::Geometry;
 
 /// The part of a run that is traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -17,7 +17,7 @@ pub struct Slice {
     pub instructions: u64,
 }
 
-/// What one side of the TLBs did.
+/// The counts for one side of the TLBs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Side {
     /// Accesses that the first level missed, page walks included.
@@ -29,7 +29,7 @@ pub struct Side {
 /// Page walks by what was accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WalksOfKind {
-    /// What.
+    /// The kind.
     pub kind: Kind,
     /// By instruction fetches.
     pub code: u64,
@@ -62,16 +62,16 @@ pub struct Variant {
     pub walks: Vec<WalksOfKind>,
 }
 
-/// What was traced, and by what.
+/// The traced run, and the tracer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Trace {
     /// QEMU and its version.
     pub tool: String,
-    /// What was asked for.
+    /// The requested part.
     pub slice: Slice,
     /// Instructions counted.
     pub instructions: u64,
-    /// Threads that executed some of them.
+    /// Threads that executed at least one.
     pub threads: usize,
     /// Cores that the threads shared; `None`: each thread had its own.
     pub cores: Option<u32>,
@@ -86,7 +86,7 @@ pub struct Estimate {
     pub format: &'static str,
     /// Grows with every change that breaks a reader.
     pub version: u32,
-    /// What was executed.
+    /// The executed command.
     pub command: Vec<String>,
     /// The CPU that was simulated.
     pub cpu: Geometry,
@@ -106,8 +106,8 @@ impl Estimate {
 }
 
 impl Side {
-    /// The share of another side's walks that this one has not, from 0 to 1; negative where it has more. `None` where the
-    /// other has none.
+    /// The share of another side's walks that this one saves, from 0 to 1; negative if it has more. `None` if the other
+    /// has none.
     pub fn walks_saved_of(&self, other: &Self) -> Option<f64> {
         (other.walks > 0).then(|| 1.0 - self.walks as f64 / other.walks as f64)
     }

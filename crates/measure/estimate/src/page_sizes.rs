@@ -2,8 +2,8 @@
 
 use crate::places::{Kind, Place};
 use crate::plan::PlannedPages;
+use crate::tlb_model::Translation;
 use address_space::{Address, AddressRange, PageSize};
-use tlb_model::Translation;
 
 /// Variants that are simulated side by side.
 pub const VARIANTS: usize = 3;
@@ -27,16 +27,17 @@ pub struct PageSizes {
     pub transparent: Transparent,
 }
 
-/// Bit in page numbers of the planned process, whose addresses are not those of the traced one.
+/// Bit in page numbers of the planned process, whose addresses differ from the traced process.
 const OF_PLAN: u64 = 1 << 51;
 /// Bit in page numbers of the process that runs.
 const OF_TODAY: u64 = 1 << 50;
 
 impl PageSizes {
-    /// The pages that hold what lies at `address`: plain, lifted, lifted with the heap.
+    /// The pages that contain `address`: plain, lifted, lifted with the heap.
     ///
-    /// Pages of today are those of a process that runs, by object and address in its file; without one they are base pages.
-    /// Anonymous memory is on huge pages where these are given to all, and then what its mapping holds of whole ones.
+    /// Today's pages are those of a running process, by object and address in its file; without a process they are base
+    /// pages. Anonymous memory is on huge pages if the kernel uses them for all memory, and then only in whole huge
+    /// pages of its mapping.
     pub fn pages(&self, address: Address, place: &Place<'_>) -> [Translation; VARIANTS] {
         let plain = numbered(address, self.base, 0);
         let transparent = self.transparent_page(address, place);

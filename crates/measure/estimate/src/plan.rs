@@ -1,4 +1,4 @@
-//! What a dry run of `pagelift run` plans, by object.
+//! The plan of a dry run of `pagelift run`, by object.
 
 use crate::EstimateError;
 use address_space::{Address, AddressRange, PageSize};
@@ -10,11 +10,11 @@ use serde_json::Value;
 pub struct PlannedObject {
     /// Path as maps shows it.
     pub path: String,
-    /// What is added to the file's addresses (wrapping).
+    /// The difference to the file's addresses (wrapping).
     pub bias: u64,
 }
 
-/// The planned process: where its objects lie, and what of it is on huge pages after the lift.
+/// The planned process: the addresses of its objects, and their parts on huge pages after the lift.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlannedPages {
     /// Objects.

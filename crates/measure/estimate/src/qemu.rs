@@ -2,6 +2,7 @@
 
 use crate::error::PLUGIN;
 use crate::{EstimateError, Request};
+use linux::search_path::find_program;
 use nix::sys::personality::{self, Persona};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -14,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Told to the plugin before QEMU looks at its version; not seen by the program.
+/// Passed to the plugin before QEMU checks its version; not visible to the program.
 const VERSION_VARIABLE: &str = "PAGELIFT_QEMU_PLUGIN_VERSION";
 
 /// How often a wait looks whether it still makes sense.
@@ -40,16 +41,14 @@ impl Qemu {
     /// # Errors
     /// [`EstimateError::NoQemu`], and the kernel's.
     pub fn find() -> Result<Self, EstimateError> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let found = std::env::split_paths(&path).map(|folder| folder.join(NAME)).find(|file| file.is_file());
-        let command = found.ok_or(EstimateError::NoQemu { name: NAME })?;
+        let command = find_program(NAME.as_ref()).ok_or(EstimateError::NoQemu { name: NAME })?;
         let output = Command::new(&command).arg("--version").output();
         let output = output.map_err(EstimateError::io(command.display().to_string()))?;
         let text = String::from_utf8_lossy(&output.stdout);
         Ok(Self { command, version: text.lines().next().unwrap_or(NAME).to_owned() })
     }
 
-    /// What it says of itself.
+    /// Its version text.
     pub fn version(&self) -> &str {
         &self.version
     }

@@ -1,6 +1,6 @@
-//! What a cycle through pages costs in the model: the pattern of pointer chases, whose times show a TLB's reach.
+//! The cost of a cycle through pages in the model: the pattern of pointer chases, whose times show a TLB's reach.
 
-use crate::{Outcome, Side, Tlbs, Translation};
+use crate::tlb_model::{Outcome, Side, Tlbs, Translation};
 use serde::Serialize;
 
 /// Rounds before it is counted: the first fills the TLBs, the second leaves them as every later one does.
@@ -17,8 +17,8 @@ pub struct Shares {
     pub walks: f64,
 }
 
-/// Visits pages of `1 << shift` bytes, named by their numbers, in this order again and again, and returns where one round of
-/// the steady state finds them. Zeros without any pages.
+/// Visits pages of `1 << shift` bytes, identified by their numbers, in this order repeatedly, and returns the levels at
+/// which one round of the steady state finds them. Zeros without any pages.
 pub fn sweep(tlbs: &mut Tlbs, side: Side, shift: u8, pages: impl Iterator<Item = u64> + Clone) -> Shares {
     let mut counts = [0u64; 3];
     for round in 0..=WARM_UP {
@@ -34,7 +34,7 @@ pub fn sweep(tlbs: &mut Tlbs, side: Side, shift: u8, pages: impl Iterator<Item =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ArrayShape, Geometry, Second, Sizes};
+    use crate::tlb_model::{ArrayShape, Geometry, Second, Sizes};
 
     const SMALL: u8 = 12;
 

@@ -1,9 +1,9 @@
-//! What can fail.
+//! The errors.
 
 use std::io;
 use std::path::PathBuf;
 
-/// The plugin's file, which lies beside pagelift in a build and in libexec once installed.
+/// The plugin's file, which is next to pagelift in a build and in libexec once installed.
 pub(crate) const PLUGIN: &str = "libpagelift_trace.so";
 
 /// Why there is no estimate.
@@ -12,7 +12,7 @@ pub enum EstimateError {
     /// QEMU's user mode is not installed.
     #[error(
         "no {name} in PATH; needed: QEMU's user mode, which runs the program and reports what it touches; \
-         fix: sudo apt-get install qemu-user"
+         fix: apt-get install qemu-user"
     )]
     NoQemu {
         /// The command.
@@ -49,7 +49,7 @@ pub enum EstimateError {
     TooShort {
         /// Instructions traced.
         found: u64,
-        /// Number of these that are not counted.
+        /// Number of instructions that are not counted.
         warm_up: u64,
         /// Exit status.
         status: String,
@@ -57,7 +57,7 @@ pub enum EstimateError {
     /// The plugin and this program are of different releases.
     #[error("the trace is not of this release's form; fix: install pagelift and {} of one release", PLUGIN)]
     Form,
-    /// What is planned could not be read.
+    /// The plan could not be read.
     #[error("the plan of the dry run cannot be read: {0}")]
     Plan(String),
     /// The CPU's TLBs are not known.
@@ -66,7 +66,7 @@ pub enum EstimateError {
     /// The kernel refuses something.
     #[error("{what}: {error}")]
     Io {
-        /// What was tried.
+        /// The attempted action.
         what: String,
         /// Why it failed.
         error: io::Error,

@@ -1,6 +1,6 @@
-//! CPUs by name. Replacement is published for none of them; LRU is assumed, as is a linear index unless a source is given.
+//! CPUs by name. Replacement is not published for any CPU; LRU is assumed, and a linear index unless a source is given.
 
-use crate::geometry::{ArrayShape, Geometry, Index, Second, Sizes};
+use crate::tlb_model::geometry::{ArrayShape, Geometry, Index, Second, Sizes};
 
 /// 4 KiB.
 const K4: u8 = 12;

@@ -1,6 +1,6 @@
 //! Arrays of entries.
 
-use crate::{ArrayShape, Index, Replacement};
+use crate::tlb_model::{ArrayShape, Index, Replacement};
 
 /// Marks an entry that holds nothing.
 const EMPTY: u64 = u64::MAX;
@@ -75,7 +75,7 @@ impl Array {
         (victim.tag != EMPTY).then_some(victim.used)
     }
 
-    /// The way of a set that is filled next: an empty one where there is one.
+    /// The way of a set that is filled next: an empty one if there is one.
     fn victim(&self, set: usize) -> usize {
         let ways = self.shape.ways;
         match self.shape.replacement {
