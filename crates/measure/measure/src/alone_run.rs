@@ -2,9 +2,9 @@
 //! or caches, and whose placement in memory differs from start to start. Pages that one worker frees are those that the
 //! next one gets.
 //!
-//! The bursts of a start are matched with those of the other variants' starts of the same turn, one by one, by the
-//! same seeds. Drift within a turn is not cancelled within it: turns run forwards and backwards in mirrored twos, and an
-//! interval needs several turns.
+//! The bursts of a start are matched one by one with the bursts of the other variants' starts in the same turn, by the
+//! same seeds. Drift within a turn is not cancelled in the turn: turns run forwards and backwards in mirrored pairs,
+//! and an interval needs several turns.
 
 use crate::MeasureError;
 use crate::burst_run::{BurstRun, BurstSeries, Observer, stop_if_interrupted};
@@ -12,6 +12,7 @@ use crate::protocol::Burst;
 use crate::random::Random;
 use crate::sample::Sample;
 use crate::schedule::Schedule;
+use crate::variant::BurstResult;
 
 impl BurstRun<'_> {
     /// Runs as many turns as there are generations, in each of which every variant is started once, alone, for `rounds`
@@ -47,7 +48,7 @@ impl BurstRun<'_> {
                     let lead_in = steps.saturating_mul(self.lead_in_percent) / 100;
                     let burst =
                         Burst { workload: self.workloads[workload].clone(), steps, lead_in, seed: seeds.next() };
-                    let (wall_nanoseconds, cpu_nanoseconds, checksum) = variant.run(&burst)?;
+                    let BurstResult { wall_nanoseconds, cpu_nanoseconds, checksum } = variant.run(&burst)?;
                     let (first, expected) = *expected.get_or_insert((number, checksum));
                     if checksum != expected {
                         return Err(MeasureError::ChecksumsDiffer {

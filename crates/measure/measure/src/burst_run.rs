@@ -7,7 +7,7 @@ use crate::random::Random;
 use crate::sample::Sample;
 use crate::schedule::Schedule;
 pub use crate::variant::Running;
-use crate::variant::Variant;
+use crate::variant::{BurstResult, Variant};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ pub enum Stop {
 pub struct BurstRun<'a> {
     /// The variants.
     pub variants: Vec<VariantSpec<'a>>,
-    /// Workloads, each of which every variant must know. A round runs each of them.
+    /// Workloads that every variant must know. A round runs each workload.
     pub workloads: Vec<String>,
     /// Seed of the schedule and of the work.
     pub seed: u64,
@@ -69,7 +69,7 @@ pub trait Observer {
     /// [`MeasureError::NotReady`].
     ///
     /// # Errors
-    /// What it needs cannot be had.
+    /// Its needs are not met.
     fn starts_alone(&mut self, variant: usize) -> Result<(), String> {
         let _ = variant;
         Ok(())
@@ -160,7 +160,7 @@ impl BurstRun<'_> {
         }
     }
 
-    /// Every generation gets the same share of what is left.
+    /// Every generation gets the same share of the remaining time.
     fn goal_of(&self, generation: u32, state: &State) -> Goal {
         match self.stop {
             Stop::Rounds(rounds) => Goal::Rounds(rounds.div_ceil(self.generations).next_multiple_of(2)),
@@ -217,7 +217,7 @@ impl BurstRun<'_> {
                 let burst = Burst { workload: workload.clone(), steps, lead_in: 0, seed: self.seed };
                 // The first one finds caches cold and pages unmapped, and would make the bursts too short.
                 variant.run(&burst)?;
-                let (wall, cpu, _) = variant.run(&burst)?;
+                let BurstResult { wall_nanoseconds: wall, cpu_nanoseconds: cpu, .. } = variant.run(&burst)?;
                 let taken = cpu.unwrap_or(wall).max(1) as f64;
                 if taken >= wanted / 2.0 || steps >= 1 << 48 {
                     all_steps.push(((steps as f64 * wanted / taken) as u64).max(1));
@@ -244,7 +244,7 @@ impl BurstRun<'_> {
             let burst = Burst { workload: name.clone(), steps, lead_in, seed: state.random.next() };
             let mut expected: Option<(usize, u64)> = None;
             for (position, &variant) in (0u32..).zip(order) {
-                let (wall_nanoseconds, cpu_nanoseconds, checksum) = variants[variant].run(&burst)?;
+                let BurstResult { wall_nanoseconds, cpu_nanoseconds, checksum } = variants[variant].run(&burst)?;
                 let (first, expected) = *expected.get_or_insert((variant, checksum));
                 if checksum != expected {
                     return Err(MeasureError::ChecksumsDiffer {

@@ -26,8 +26,8 @@ pub struct Comparison {
     /// Median time of a burst of the variant, in nanoseconds.
     #[serde(rename = "contestant_nanoseconds")]
     pub variant_nanoseconds: f64,
-    /// What going before the baseline was worth, as a factor on the ratio. It cancels in the ratio; far from 1, the
-    /// bursts are too short.
+    /// The effect of running before the baseline, as a factor on the ratio. It cancels in the ratio; if it is far from
+    /// 1, the bursts are too short.
     pub order_effect: f64,
     /// Rounds used: warm-ups and a round without its mirror are not.
     pub rounds: usize,

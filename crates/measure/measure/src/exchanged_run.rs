@@ -1,10 +1,10 @@
 //! Runs workers side by side, and has them exchange their places in memory.
 //!
-//! Where a program's pages lie is worth up to a fifth of its speed, for as long as it lives, and no number of bursts
-//! averages that out. Where all take their pages from one pool, who starts first gets the pages that were given back
-//! last. So each generation has two halves: in the second all start afresh in the opposite order, and each stands on
-//! what was another's. A block is a round of the first half and its mirror, with the same work, of the second: what
-//! the place is worth falls out of its mean, for two variants exactly.
+//! The positions of a program's pages can change its speed by a fifth for its whole life, and no number of bursts
+//! averages that out. If all programs take their pages from one pool, the first to start gets the pages that were freed
+//! last. So each generation has two halves: in the second all start again in the opposite order, and each gets another
+//! program's pages. A block is a round of the first half and its mirror, with the same work, of the second: the effect
+//! of the pages cancels in its mean, for two variants exactly.
 
 use crate::MeasureError;
 use crate::burst_run::{BurstRun, BurstSeries, Observer, State, stop_if_interrupted};
@@ -14,7 +14,7 @@ use crate::variant::Variant;
 
 const HALVES: u32 = 2;
 
-/// What both halves of a generation have in common.
+/// The common facts of a generation's two halves.
 struct Generation {
     number: u32,
     /// The order in which the first half starts its variants.
@@ -62,7 +62,7 @@ impl BurstRun<'_> {
             state.series.steps = self.calibrate(&mut variants[0])?;
         }
         let warm_up = self.warm_up_rounds;
-        // Two rounds of a schedule are one and its mirror: each half runs one of them.
+        // Two rounds of a schedule are one and its mirror: each half runs one round.
         let mut schedule = Schedule::new(variants.len(), generation.seeds[0]);
         state.random = Random::new(generation.seeds[1]);
         for round in 0..warm_up + rounds {
@@ -80,7 +80,7 @@ impl BurstRun<'_> {
     }
 }
 
-/// Who started first ends last: the next to start first then gets its pages.
+/// The first to start ends last: the next to start first then gets its pages.
 fn end_in_turn<'a>(variants: Vec<Variant>, order: impl Iterator<Item = &'a usize>) {
     let mut variants: Vec<Option<Variant>> = variants.into_iter().map(Some).collect();
     for &number in order {

@@ -17,14 +17,14 @@ use std::time::Duration;
 pub struct Latency {
     /// Requests that were answered.
     pub requests: u64,
-    /// Half of them took no longer. Seconds.
+    /// The median, in seconds.
     pub median: f64,
     /// 99 of 100 took no longer. Seconds.
     pub p99: f64,
 }
 
 impl Latency {
-    /// From the times of all requests, in any order; absent where there are none.
+    /// From the times of all requests, in any order; absent if there are none.
     pub fn of(mut times: Vec<Duration>) -> Option<Self> {
         let last = times.len().checked_sub(1)?;
         let mut at = |hundredths: usize| {

@@ -1,17 +1,20 @@
 //! Paired measurement: which of two (or more) ways to run the same work is faster, and how sure is that?
 //!
-//! Machines drift by tens of percent within seconds, so two runs one after the other say nothing. Here the variants
-//! live side by side and take turns in bursts of a few milliseconds; only the ratio of bursts that stand beside each
-//! other is used. Every sample is kept and goes into the report.
+//! Machines drift by tens of percent within seconds, so two runs one after the other show nothing. Here the variants
+//! run side by side and take turns in bursts of a few milliseconds; only the ratio of adjacent bursts is used. Every
+//! sample is kept and goes into the report.
 //!
 //! The parts that decide are pure: [`schedule`] (who is next), [`sample`], [`statistics`] and [`comparison`] (what the
-//! samples say), [`toggle`] (one program in two states), [`machine`] (what may spoil a measurement), [`protocol`] (the words between runner and worker) and
+//! samples say), [`toggle`] (one program in two states), [`decision`] (what to do), [`sequential`] (when to stop),
+//! [`machine`] (what may spoil a measurement), [`record`] (samples, as a file has them), [`protocol`] (the words between runner and worker) and
 //! [`report`]. They do no I/O. The parts that act are [`machine_check`], [`worker`], [`burst_run`] and [`start_up`].
 #![forbid(unsafe_code)]
 
 mod alone_run;
+pub mod blocks;
 pub mod burst_run;
 pub mod comparison;
+pub mod decision;
 mod exchanged_run;
 pub mod latency;
 pub mod machine;
@@ -19,9 +22,11 @@ pub mod machine_check;
 pub mod pinning;
 pub mod protocol;
 mod random;
+pub mod record;
 pub mod report;
 pub mod sample;
 pub mod schedule;
+pub mod sequential;
 pub mod signed_rank;
 pub mod start_up;
 pub mod statistics;
@@ -29,7 +34,7 @@ pub mod toggle;
 mod variant;
 pub mod worker;
 
-/// What can go wrong while measuring.
+/// Errors of a measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
     /// A variant could not be started.
@@ -37,15 +42,15 @@ pub enum MeasureError {
     Start {
         /// The variant's name.
         variant: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// What a variant needs could not be had.
+    /// A variant's needs were not met.
     #[error("{variant} cannot start: {problem}")]
     NotReady {
         /// The variant's name.
         variant: String,
-        /// What is missing.
+        /// The unmet need.
         problem: String,
     },
     /// A variant ended while more work was wanted from it.
@@ -53,7 +58,7 @@ pub enum MeasureError {
     Died {
         /// The variant's name.
         variant: String,
-        /// Its exit status, or what is known of it.
+        /// Its exit status, or a description.
         status: String,
     },
     /// A variant did not answer in time.
@@ -64,12 +69,12 @@ pub enum MeasureError {
         /// How long the runner waited.
         seconds: u64,
     },
-    /// A variant said something that is not in the protocol, or reported an error of its own.
+    /// A variant sent a line that is not in the protocol, or reported an error.
     #[error("{variant}: {problem}")]
     Protocol {
         /// The variant's name.
         variant: String,
-        /// What was wrong.
+        /// The problem.
         problem: String,
     },
     /// The variants were to do the same work and did not get the same result.
@@ -91,7 +96,7 @@ pub enum MeasureError {
     Pin {
         /// The CPU.
         cpu: usize,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The observer asked for the end.

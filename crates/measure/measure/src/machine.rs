@@ -1,4 +1,5 @@
-//! What is known of the machine, and what of it may spoil a measurement. Pure: texts of the kernel's files come in.
+//! Facts about the machine, and the facts that may spoil a measurement. Pure: the input is the text of the kernel's
+//! files.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,12 +10,12 @@ pub struct MachineFacts {
     pub architecture: String,
     /// Kernel release.
     pub kernel: String,
-    /// Name of the CPU's model from `/proc/cpuinfo`, absent where the kernel does not tell it; `processor` in JSON.
+    /// Name of the CPU's model from `/proc/cpuinfo`, absent if the kernel does not report it; `processor` in JSON.
     #[serde(rename = "processor")]
     pub cpu_model: Option<String>,
     /// CPUs that this process may use.
     pub cpus: usize,
-    /// True where the CPU says that it is a virtual one; absent where it cannot be seen.
+    /// True if the CPU reports that it is virtual; absent if that is unknown.
     pub virtual_machine: Option<bool>,
     /// Base page size in bytes.
     pub base_page_bytes: u64,
@@ -30,7 +31,7 @@ pub struct MachineFacts {
     pub pools: Vec<PoolFacts>,
     /// Frequency governors in use, each once; empty where frequency is not ours to see.
     pub governors: Vec<String>,
-    /// Share of the CPUs' time that others used while nothing of ours ran, 0 to 1; absent where it could not be seen.
+    /// Share of the CPUs' time that other programs used while no program of ours ran, 0 to 1; absent if unknown.
     pub other_load: Option<f64>,
     /// Share of the CPUs' time that the hypervisor gave to others, 0 to 1.
     pub stolen: Option<f64>,
@@ -82,7 +83,7 @@ impl CpuTimes {
 }
 
 impl MachineFacts {
-    /// What may spoil a measurement here, one sentence each: what was found and what would fix it.
+    /// Conditions that may spoil a measurement here, one sentence each: found, and the fix.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(load) = self.other_load.filter(|&l| l > 0.05) {

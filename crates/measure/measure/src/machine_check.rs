@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Reads the kernel's facts about the machine, and counts for the time `watch` how much other programs use its CPUs;
-/// the caller runs nothing of its own during that. What cannot be read is left out, never guessed.
+/// the caller runs no program during that time. Facts that cannot be read are omitted, never guessed.
 pub fn look_at_machine(watch: Duration) -> MachineFacts {
     let meminfo = read("/proc/meminfo").unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();

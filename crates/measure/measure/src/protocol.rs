@@ -34,7 +34,7 @@ pub enum Answer {
     Done {
         /// Wall-clock nanoseconds of the timed steps.
         wall_nanoseconds: u64,
-        /// CPU nanoseconds of the worker's process over the timed steps; absent where the worker cannot tell (`-`).
+        /// CPU nanoseconds of the worker's process over the timed steps; absent if the worker cannot report them (`-`).
         cpu_nanoseconds: Option<u64>,
         /// Result of the timed steps.
         checksum: u64,

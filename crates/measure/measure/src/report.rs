@@ -1,4 +1,4 @@
-//! The report of measurements: versioned JSON that holds every sample, so that any other statistic can be made of it.
+//! The report of measurements: versioned JSON with every sample, so that any other statistic can be computed.
 
 use crate::comparison::{Comparison, compare};
 use crate::machine::MachineFacts;
@@ -20,29 +20,29 @@ pub struct BenchmarkReport {
     pub warnings: Vec<String>,
     /// The measurements.
     pub series: Vec<Series>,
-    /// What was left out, with its reason.
+    /// The omitted parts, with their reasons.
     pub skipped: Vec<Skipped>,
 }
 
 /// One set of variants that ran interleaved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// What was measured.
+    /// The name of the measurement.
     pub name: String,
     /// Seed of the schedule and of the work.
     pub seed: u64,
-    /// Who took part.
+    /// The participants.
     #[serde(rename = "contestants")]
     pub variants: Vec<VariantFacts>,
     /// The workloads.
     pub workloads: Vec<WorkloadFacts>,
-    /// The CPU on which all ran; absent where they were free.
+    /// The CPU on which all ran; absent if they were free.
     pub cpu: Option<usize>,
     /// How the statistics were made, in words.
     pub method: String,
     /// The clock by which variants are compared: the wall clock, unless other programs made bursts wait.
     pub clock: Clock,
-    /// The share of the bursts' time in which their processes did not run; absent where it was not read.
+    /// The share of the bursts' time in which their processes did not run; absent if it was not read.
     pub waiting_share: Option<f64>,
     /// The comparisons.
     pub comparisons: Vec<Comparison>,
@@ -57,11 +57,11 @@ pub struct VariantFacts {
     pub name: String,
     /// Command by which it was started, in words a shell understands.
     pub command: String,
-    /// Bytes on huge pages, as read from the kernel while it ran; absent where it was not read.
+    /// Bytes on huge pages, as read from the kernel while it ran; absent if not read.
     pub huge_bytes: Option<u64>,
-    /// The bytes on huge pages by the source of the pages, in words; empty where there are none.
+    /// The bytes on huge pages by the source of the pages, in words; empty if there are none.
     pub huge_sources: String,
-    /// Anything else that is known of it.
+    /// Other facts.
     pub notes: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ pub struct WorkloadFacts {
 /// Something that was not measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// What.
+    /// The name.
     pub name: String,
     /// Why, and what would fix it.
     pub reason: String,
@@ -123,9 +123,9 @@ impl Series {
         compare(&self.samples, workload, baseline, variant, self.clock, self.seed)
     }
 
-    /// The time that one in twenty of a variant's bursts was below, in nanoseconds. Whatever else happens on a machine
-    /// only adds time, so that this tells what a variant can do where medians of seconds apart differ by half; it is
-    /// no paired measurement, and has no interval.
+    /// The fifth percentile of a variant's bursts, in nanoseconds. Disturbances on a machine only add time, so this
+    /// shows the speed of a variant even if medians at different times differ by half; it is no paired measurement, and
+    /// has no interval.
     pub fn fast(&self, workload: usize, variant: usize) -> Option<f64> {
         let own = self.samples.iter().filter(|s| !s.warm_up && (s.workload, s.variant) == (workload, variant));
         let times: Vec<f64> = own.filter_map(|s| s.nanoseconds(self.clock)).map(|n| n as f64).collect();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One measured burst. All of them are kept, warm-ups too.
+/// One measured burst. All are kept, warm-ups too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Which set of processes this was: variants are started afresh several times in a run.
@@ -18,8 +18,8 @@ pub struct Sample {
     pub workload: usize,
     /// Time by the wall clock, in nanoseconds.
     pub wall_nanoseconds: u64,
-    /// Time that the kernel charged to the process, in nanoseconds; what is above it in `wall_nanoseconds` was spent
-    /// waiting, for another program for example. Absent where it was not read.
+    /// Time that the kernel charged to the process, in nanoseconds; the difference to `wall_nanoseconds` was spent
+    /// waiting, for example for another program. Absent if it was not read.
     pub cpu_nanoseconds: Option<u64>,
     /// The result of the work, as hexadecimal text in JSON, whose numbers lose precision above 2^53. Equal for all
     /// variants of a round; absent for whole-process runs.

@@ -1,8 +1,8 @@
 //! The schedule of a run.
 //!
-//! A round lets every variant run once. Rounds come in twos: a random order, then the same order backwards. For two
-//! variants that is ABBA or BAAB, drawn by lot. Whatever drifts linearly over the four bursts, and whatever it is
-//! worth to go first, falls out of the mean of the two log ratios exactly; what is periodic meets a random order.
+//! In a round every variant runs once. Rounds come in pairs: a random order, then its reverse. For two variants that is
+//! ABBA or BAAB, drawn at random. A linear drift over the four bursts, and the effect of going first, cancel exactly in
+//! the mean of the two log ratios; periodic disturbances meet a random order.
 
 use crate::random::Random;
 

@@ -75,8 +75,8 @@ pub struct TimedRun<'a> {
 }
 
 impl TimedRun<'_> {
-    /// Measures; the observer is told of the progress between rounds. All samples are of generation 0 and workload
-    /// 0: every one of them is a new process already.
+    /// Measures; the observer is informed about the progress between rounds. All samples have generation 0 and workload
+    /// 0: every sample is a new process already.
     ///
     /// # Errors
     /// The first error of a timed variant, or [`MeasureError::Interrupted`].

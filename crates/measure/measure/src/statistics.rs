@@ -1,11 +1,11 @@
 //! A robust centre and a confidence interval for block values.
 //!
 //! A *block* is two mirrored rounds (see [`crate::schedule`]); its value is the mean of the two rounds' log ratios, or
-//! of their differences. A *generation* is one set of processes; two processes of the same program differ for as long
-//! as they live, by where their pages happen to lie, and no number of bursts averages that out.
+//! of their differences. A *generation* is one set of processes; two processes of the same program differ for their
+//! whole lives, by the positions of their pages, and no number of bursts averages that out.
 //!
 //! - **Centre**: the 20 % trimmed mean of the block values (a fifth is cut off at each end). Bursts that were
-//!   interrupted lie in the tails and weigh nothing, while quiet values are used better than by a median.
+//!   interrupted are in the tails and have no weight, while quiet values are used better than by a median.
 //! - **Interval, four generations or more**: the centre is the mean of the generations' trimmed means, and the interval
 //!   is Student's t interval over them. It holds what differs from process to process.
 //! - **Interval, fewer generations**: the wider, at each end, of two. A circular block bootstrap (Politis and Romano, 1992)
@@ -24,9 +24,9 @@ use serde::{Deserialize, Serialize};
 
 /// The confidence of every interval here.
 pub const CONFIDENCE: f64 = 0.95;
-/// Below so many blocks no interval is given: the sign test cannot reach 95 % with fewer than six values.
+/// With fewer blocks no interval is given: the sign test cannot reach 95 % with fewer than six values.
 pub const FEWEST_BLOCKS: usize = 6;
-/// From so many generations on the interval is taken over generations.
+/// With at least this many generations the interval is computed over generations.
 pub const GENERATIONS_FOR_T: usize = 4;
 const RESAMPLES: usize = 2_000;
 const TRIMMED_SHARE: f64 = 0.2;
@@ -46,7 +46,7 @@ pub struct BlockValue {
 pub enum Method {
     /// Student's t over the generations' trimmed means.
     GenerationsT,
-    /// Circular block bootstrap of the trimmed mean, or Student's t with the winsorised variance where that is wider.
+    /// Circular block bootstrap of the trimmed mean, or Student's t with the winsorised variance if that is wider.
     BlockBootstrap,
 }
 
@@ -142,7 +142,7 @@ pub fn sorted(values: &[f64]) -> Vec<f64> {
     sorted
 }
 
-/// Mean of what is left of `sorted` values, which must not be empty, without a fifth at each end.
+/// Mean of the rest of `sorted` values, which must not be empty, without a fifth at each end.
 fn trimmed_mean(sorted: &[f64]) -> f64 {
     let cut = (sorted.len() as f64 * TRIMMED_SHARE).floor() as usize;
     let kept = &sorted[cut..sorted.len() - cut];
@@ -211,7 +211,7 @@ fn bootstrap_interval(values: &[f64], seed: u64) -> (f64, f64) {
 /// The narrowest pair of order statistics, symmetric in rank, that holds the median with at least 95 %.
 fn sign_test_interval(sorted: &[f64]) -> (f64, f64) {
     let count = sorted.len();
-    // The chance that at most `k` of `count` values lie below the median, summed until it passes the tail.
+    // The chance that at most `k` values out of `count` are below the median, summed until it passes the tail.
     let tail = (1.0 - CONFIDENCE) / 2.0;
     let mut log_term = -(count as f64) * std::f64::consts::LN_2;
     let mut below = log_term.exp();
@@ -357,7 +357,7 @@ mod tests {
         assert!(mean == 2.5 && (half_width - 2.053_97).abs() < 1e-4, "{mean} {half_width}");
     }
 
-    /// For values that lie evenly on both sides the interval does, too.
+    /// For values that are symmetric about a centre the interval is, too.
     #[test]
     fn the_bootstrap_leaves_as_much_out_above_as_below() {
         let mut random = Random::new(3);

@@ -10,6 +10,14 @@ use std::time::{Duration, Instant};
 /// How long a worker whose input has ended may take to end by itself.
 const TIME_TO_END: Duration = Duration::from_secs(2);
 
+/// The time of a burst, and the checksum of its work.
+pub(crate) struct BurstResult {
+    pub wall_nanoseconds: u64,
+    /// `None` if the worker cannot read its CPU time.
+    pub cpu_nanoseconds: Option<u64>,
+    pub checksum: u64,
+}
+
 /// A running variant, for observers of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
@@ -61,15 +69,15 @@ impl Variant {
         Running { name: self.name.clone(), process_id: self.process_id() }
     }
 
-    /// Has the worker run one burst: wall nanoseconds, CPU nanoseconds, checksum.
-    pub(crate) fn run(&mut self, burst: &Burst) -> Result<(u64, Option<u64>, u64), MeasureError> {
+    /// Has the worker run one burst.
+    pub(crate) fn run(&mut self, burst: &Burst) -> Result<BurstResult, MeasureError> {
         let line = burst.to_line() + "\n";
         if self.input.as_mut().is_none_or(|input| input.write_all(line.as_bytes()).is_err()) {
             return Err(self.died());
         }
         match self.hear()? {
             Answer::Done { wall_nanoseconds, cpu_nanoseconds, checksum } => {
-                Ok((wall_nanoseconds, cpu_nanoseconds, checksum))
+                Ok(BurstResult { wall_nanoseconds, cpu_nanoseconds, checksum })
             }
             Answer::Error(text) => Err(self.wrong(text)),
             Answer::Hello(_) => Err(self.wrong("it greeted twice".to_owned())),
@@ -109,7 +117,7 @@ impl Variant {
                 Err(_) => return None,
             }
         }
-        // Both fail only where it has ended already, which is the goal.
+        // Both fail only if it has ended already, which is the goal.
         let _ = self.child.kill();
         let _ = self.child.wait();
         None

@@ -20,7 +20,7 @@ pub trait Work {
 /// Greets, then answers bursts until the input ends.
 ///
 /// # Errors
-/// What reading or writing gave.
+/// The error of reading or writing.
 pub fn serve(work: &mut dyn Work, input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut say = |answer: &Answer| {
         writeln!(output, "{}", answer.to_line())?;

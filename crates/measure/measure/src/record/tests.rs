@@ -1,5 +1,5 @@
 use super::*;
-use measure::toggle::{Block, Blocks, Treatment, WINDOWS, Window};
+use crate::toggle::{Block, Blocks, Treatment, WINDOWS, Window};
 use proptest::prelude::*;
 
 /// A record of before observations, times and counters were kept, as `pagelift bench -o` wrote it.
@@ -85,7 +85,7 @@ fn switches_count_only_where_the_header_says_so() {
     for event in &mut record.events {
         let Event::Block(block) = event else { continue };
         let is_arm = block.measured.block.treatment != Treatment::Control;
-        // Each window in an arm has a switch of as much CPU time as itself in front of it.
+        // Each window in an arm is preceded by a switch with as much CPU time as itself.
         let switch =
             |treated| Window { work: 0.0, cpu: if treated && is_arm { 1.0 } else { 0.0 }, wall: 0.0, cycles: 0.0 };
         block.switches = Some(block.measured.block.treated().map(switch));

@@ -1,11 +1,11 @@
-//! What happens in an experiment.
+//! The events of an experiment.
 
-use crate::{AddressMap, Lift, MemoryUse};
-use measure::latency::Latency;
-use measure::toggle::{Measured, WINDOWS, Window};
+use crate::latency::Latency;
+use crate::record::{AddressMap, Lift, MemoryUse};
+use crate::toggle::{Measured, WINDOWS, Window};
 use serde::{Deserialize, Serialize};
 
-/// What happened.
+/// The event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Event {
@@ -13,7 +13,7 @@ pub enum Event {
     Switch(Switch),
     /// A whole block.
     Block(Box<TimedBlock>),
-    /// What was seen of the program in one of its states.
+    /// An observation of the program in one of its states.
     Observed(Box<Observation>),
     /// Page walks that the CPU counted in all windows of one state.
     Walks(Box<WalkFigures>),
@@ -21,7 +21,7 @@ pub enum Event {
     End(Ended),
 }
 
-/// What the CPU counted in one state.
+/// The counts of the CPU in one state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WalkFigures {
     /// The arm; absent for plain.
@@ -29,7 +29,7 @@ pub struct WalkFigures {
     /// Name of the table of events, for each kind of core.
     #[serde(default)]
     pub cores: String,
-    /// The figures; none where nothing was counted at all.
+    /// The figures; none if there was no count at all.
     #[serde(default)]
     pub figures: Vec<Figure>,
     /// The smallest share of the time that an event was counted: less than 1 where events took turns on the counters. Absent in
@@ -88,7 +88,7 @@ pub enum Ended {
 pub struct Switch {
     /// The arm; absent for the way back.
     pub arm: Option<usize>,
-    /// Seconds that the program stood still, the longest stop of all threads.
+    /// Seconds in which the program was stopped, the longest stop of all threads.
     pub pause: f64,
     /// Seconds of CPU time of the process that went into it.
     pub cpu: f64,
@@ -108,7 +108,8 @@ pub struct TimedBlock {
     /// Counters of the kernel for each window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<[Counters; WINDOWS]>,
-    /// What was done and used while the program was switched into an arm, for the window behind it; zeros where it was not.
+    /// The work and the cost while the program was switched into an arm, for the window after the switch; zeros without
+    /// a switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switches: Option<[Window; WINDOWS]>,
     /// How long the requests of each window waited for their answers, where clients of Pagelift sent them.
@@ -130,7 +131,8 @@ impl TimedBlock {
     }
 }
 
-/// Counters of the kernel for one window: of the process with all of its threads, or of a run with all that it waited for.
+/// Counters of the kernel for one window: of the process with all its threads, or of a run with all processes that it
+/// waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
     /// Page faults that read nothing from a disk.
@@ -143,17 +145,17 @@ pub struct Counters {
     pub system: f64,
 }
 
-/// What was seen of the program at one moment.
+/// An observation of the program at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Observation {
-    /// The arm that was in force; absent where the program was plain.
+    /// The arm that was in force; absent if the program was plain.
     pub arm: Option<usize>,
     /// Seconds from the start of the experiment, or of the run.
     pub at: f64,
-    /// Name of the process that was looked at.
+    /// Name of the observed process.
     #[serde(default)]
     pub process: String,
-    /// What the lift did.
+    /// The effect of the lift.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lift: Option<Lift>,
     /// Its memory.

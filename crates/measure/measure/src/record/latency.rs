@@ -1,9 +1,9 @@
-//! What a record says of latencies.
+//! The latencies in a record.
 
-use crate::{Record, TimedBlock};
-use measure::latency::{BlockLatency, Latency, p99_ratio};
-use measure::statistics::{Estimate, median};
-use measure::toggle::Treatment;
+use crate::latency::{BlockLatency, Latency, p99_ratio};
+use crate::record::{Record, TimedBlock};
+use crate::statistics::{Estimate, median};
+use crate::toggle::Treatment;
 use serde::Serialize;
 
 /// Latencies of one state, and how it compares with plain.
@@ -27,7 +27,7 @@ pub struct Latencies {
 }
 
 impl Record {
-    /// The latencies of the requests; absent where none were measured.
+    /// The latencies of the requests; absent if none were measured.
     pub fn latencies(&self) -> Option<Latencies> {
         let block = |timed: &TimedBlock| {
             let (block, start) = (timed.measured.block, timed.measured.start);

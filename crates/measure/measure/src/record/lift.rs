@@ -1,13 +1,13 @@
-//! What a lift did, as far as a record keeps it.
+//! The effect of a lift, as far as a record keeps it.
 
-use crate::HexAddress;
+use crate::record::{AddressMap, HexAddress};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The most entries of each list of a lift.
 const MOST_ENTRIES: usize = 500;
 
-/// What a lift did: the essential of the report that `pagelift run --report` writes.
+/// The effect of a lift: the main part of the report that `pagelift run --report` writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lift {
     /// Name of the program's file.
@@ -17,33 +17,33 @@ pub struct Lift {
     pub unlifted: Option<String>,
     /// Bytes of all memory that the options chose.
     pub considered: u64,
-    /// Bytes of it that the kernel reported on huge pages afterwards.
+    /// Bytes that the kernel reported on huge pages afterwards.
     pub covered: u64,
-    /// Bytes of it that become huge when they are touched.
+    /// Bytes that become huge at their first access.
     pub advised: u64,
     /// Bytes that the lift made resident.
     pub made_resident: u64,
     /// The ranges of the plan.
     pub ranges: Vec<LiftedRange>,
-    /// What stays on base pages, with its reason.
+    /// The memory that stays on base pages, with the reason.
     pub not_lifted: Vec<NotLifted>,
     /// Entries of both lists that were left out.
     #[serde(default)]
     pub left_out: usize,
 }
 
-/// A range of the plan, and what became of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A range of the plan, and its outcome.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiftedRange {
     /// Name of the object.
     pub object: String,
-    /// What lies in it.
+    /// The kinds of memory.
     pub kinds: Vec<String>,
     /// First address.
     pub start: HexAddress,
     /// Bytes of the range.
     pub bytes: u64,
-    /// The source that served; absent where the range is as it was.
+    /// The source that was used; absent if the range is unchanged.
     pub source: Option<String>,
     /// Size of the huge pages in bytes.
     pub page_size: u64,
@@ -73,7 +73,7 @@ pub struct Attempt {
 pub struct NotLifted {
     /// Name of the object.
     pub object: String,
-    /// What lies in it.
+    /// The kinds of memory.
     pub kinds: Vec<String>,
     /// Bytes.
     pub bytes: u64,
@@ -93,7 +93,7 @@ impl Lift {
         serde_json::from_str::<Report>(json).map(Self::from)
     }
 
-    /// Why it has lifted nothing; absent where it has.
+    /// The reason why no memory was lifted; absent if some was.
     pub fn nothing(&self) -> Option<String> {
         let with_fix = |reason: &str, fix: &Option<String>| match fix {
             Some(fix) => format!("{reason}; fix: {fix}"),
@@ -106,6 +106,16 @@ impl Lift {
         let failed = failed.map(|failed| format!("{}: {}", failed.source, with_fix(&failed.reason, &failed.fix)));
         let left = || self.not_lifted.first().map(|not| with_fix(&not.reason, &not.fix));
         Some(self.unlifted.clone().or(failed).or_else(left).unwrap_or_else(|| "the options chose nothing".to_owned()))
+    }
+
+    /// Bytes on huge pages of the mappings that the lift covered, in a map of the same program at other addresses.
+    pub(crate) fn huge_in(&self, map: &AddressMap) -> u64 {
+        let covered = |object: &str, kind: &str| {
+            let mut ranges = self.ranges.iter().filter(|range| range.covered > 0 && range.object == object);
+            ranges.any(|range| kind.split('+').any(|kind| range.kinds.iter().any(|lifted| lifted == kind)))
+        };
+        let of_lift = map.ranges.iter().filter(|range| covered(&range.object, &range.kind));
+        of_lift.flat_map(|range| &range.huge).fold(0, |sum, huge| sum.saturating_add(huge.bytes))
     }
 
     pub(crate) fn is_bounded(&self) -> bool {

@@ -1,8 +1,8 @@
-//! What address translation costs on the machine, measured before the first block.
+//! The cost of address translation on the machine, measured before the first block.
 
 use serde::{Deserialize, Serialize};
 
-/// What address translation costs, by page size.
+/// The cost of address translation, by page size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Translation {
     /// Costs of loads; base pages first.
@@ -11,7 +11,7 @@ pub struct Translation {
     /// Costs of jumps in code.
     #[serde(default)]
     pub code: Vec<PageCosts>,
-    /// The hypervisor backs huge pages by smaller ones; absent where that could not be seen.
+    /// The hypervisor backs huge pages by smaller ones; absent if that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub splintered: Option<bool>,
     /// Why nothing was measured.
@@ -19,7 +19,7 @@ pub struct Translation {
     pub not_measured: Option<String>,
 }
 
-/// What translation costs with pages of one size.
+/// The cost of translation with pages of one size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PageCosts {
     /// The pages: `4 KiB`, `2 MiB THP`.

@@ -17,14 +17,14 @@ pub use lift::{Attempt, Lift, LiftedRange, NotLifted};
 pub use memory::{AddressMap, HexAddress, HugeBytes, LeftOut, MapRange, MemoryUse};
 pub use probe::{Compared, PageCosts, Translation, compared};
 
-use measure::machine::MachineFacts;
-use measure::toggle::{Answer, Measured, Per};
+use crate::machine::MachineFacts;
+use crate::toggle::{Answer, Measured, Per};
 use serde::{Deserialize, Serialize};
 
-/// The number of this format; it grows where old readers would misread. What has been added since is absent in old
-/// records: see the fields with a default.
+/// The number of this format; it grows if old readers would misread. Fields that have been added since are absent in
+/// old records: see the fields with a default.
 pub const VERSION: u32 = 1;
-/// What `format` says.
+/// The value of `format`.
 pub const FORMAT: &str = "pagelift-bench";
 /// The most arms of one record; there are five sources of huge pages.
 pub const MOST_ARMS: usize = 16;
@@ -33,7 +33,7 @@ pub const MOST_BLOCKS: usize = 50_000;
 /// The most lines of one record. Each block of a live program has two switches or four.
 pub const MOST_LINES: usize = 6 * MOST_BLOCKS;
 
-/// What was compared, on what, and how.
+/// The subject, the machine and the method of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// Always [`FORMAT`].
@@ -48,9 +48,9 @@ pub struct Header {
     pub program: String,
     /// Names of the arms.
     pub arms: Vec<String>,
-    /// What a unit of work is called, in the plural.
+    /// The name of a unit of work, in the plural.
     pub unit: String,
-    /// What work is divided by.
+    /// The divisor of work.
     pub per: Per,
     /// The seed of the order and the resampling.
     pub seed: u64,
@@ -60,13 +60,13 @@ pub struct Header {
     /// How windows were cut, of a live program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windows: Option<Windows>,
-    /// What loaded the servers, where they stand side by side.
+    /// The load of the servers, if they run side by side.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
     /// Page walks are to be counted by the CPU.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub counters: bool,
-    /// What address translation costs on the machine, where that was measured first.
+    /// The cost of address translation on the machine, if that was measured first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Box<Translation>>,
     /// The words of the command line that made it, without passwords.
@@ -118,21 +118,21 @@ pub enum Design {
 }
 
 impl Design {
-    /// All states are states of one process, whose mappings stay where they are.
+    /// All states are states of one process, whose mappings keep their addresses.
     pub fn is_of_one_process(self) -> bool {
         self == Self::Toggle
     }
 }
 
-/// What loads servers that stand side by side.
+/// The load of servers that run side by side.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Load {
     /// The command, or the address and the request; without passwords.
     pub command: String,
-    /// What is taken from the command's output.
+    /// The number that is read from the command's output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<String>,
-    /// Connections, each with one request at a time; absent where a command loads.
+    /// Connections, each with one request at a time; absent if a command makes the load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u32>,
     /// How often all servers are started.
@@ -148,14 +148,14 @@ pub struct Windows {
     pub settle: f64,
     /// Switches into an arm count in the window behind them.
     pub with_switches: bool,
-    /// The counter of work counts nothing of what a switch itself does, as counters of system calls would. Absent in records of
-    /// earlier versions, where switches count only if it is so.
+    /// The counter of work excludes the effects of a switch itself; counters of system calls would include them. Absent
+    /// in records of earlier versions, in which switches count only if this is true.
     #[serde(default)]
     pub only_work: bool,
 }
 
 impl Windows {
-    /// What is counted while the program is switched is its work alone.
+    /// Counts during a switch of the program are its work alone.
     pub fn counts_only_work(self) -> bool {
         self.only_work || self.with_switches
     }
@@ -176,9 +176,9 @@ pub struct Record {
 pub struct RecordError {
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The problem.
     pub found: String,
-    /// What it should be.
+    /// The correct form.
     pub needed: String,
 }
 
@@ -261,36 +261,50 @@ impl Record {
         })
     }
 
-    /// What was seen of the program, in the order in which it was looked at.
+    /// The observations of the program, in the order of time.
     pub fn observations(&self) -> impl Iterator<Item = &Observation> {
         self.events.iter().filter_map(|event| if let Event::Observed(seen) = event { Some(&**seen) } else { None })
     }
 
-    /// Why an arm has lifted nothing when it was looked at last; absent where it has lifted, or none was said to be made.
+    /// The reason why an arm had lifted no memory at the last observation; absent if it had, or if there was no report.
     pub fn lifted_nothing(&self, arm: usize) -> Option<String> {
         let looked_at = self.observations().filter(|seen| seen.arm == Some(arm));
-        looked_at.filter_map(|seen| seen.lift.as_ref()).last()?.nothing()
+        let (seen, lift) = looked_at.filter_map(|seen| Some((seen, seen.lift.as_ref()?))).last()?;
+        let is_huge = |map: &AddressMap| map.ranges.iter().any(|range| range.huge.iter().any(|huge| huge.bytes > 0));
+        let only_advised = lift.covered == 0 && seen.map.as_ref().is_some_and(|map| !is_huge(map));
+        lift.nothing().or_else(|| only_advised.then(|| "memory was advised, and did not become huge".to_owned()))
     }
 
-    /// What the CPU counted in each state.
+    /// Returns the ratio of the plain program's huge bytes to an arm's, in the mappings that the lift covered: 0 to 1. `None` if
+    /// either was not observed, or if they are different programs.
+    pub fn plain_huge(&self, arm: usize) -> Option<f64> {
+        let seen = |arm: Option<usize>| self.observations().find(|seen| seen.arm == arm && seen.map.is_some());
+        let (plain, lifted) = (seen(None)?, seen(Some(arm))?);
+        let lift = lifted.lift.as_ref().filter(|_| plain.process == lifted.process)?;
+        let huge = |seen: &Observation| seen.map.as_ref().map_or(0, |map| lift.huge_in(map)) as f64;
+        let share = huge(plain) / huge(lifted);
+        share.is_finite().then(|| share.min(1.0))
+    }
+
+    /// The counts of the CPU in each state.
     pub fn walks(&self) -> impl Iterator<Item = &WalkFigures> {
         self.events.iter().filter_map(|event| if let Event::Walks(walks) = event { Some(&**walks) } else { None })
     }
 
-    /// What the blocks say.
+    /// The result of the blocks.
     pub fn answer(&self) -> Answer {
         let answer = Answer::of(&self.blocks(), self.header.arms.len(), self.header.per, self.header.seed);
         if self.header.design == Design::Servers { answer.over_starts() } else { answer }
     }
 
-    /// What the blocks say without their switches; absent where these do not count, or were not kept apart.
+    /// The result of the blocks without their switches; absent if these do not count, or were not kept apart.
     pub fn steady_answer(&self) -> Option<Answer> {
         let is_apart = self.counts_switches() && self.timed_blocks().any(|block| block.switches.is_some());
         let blocks = || self.timed_blocks().map(|block| block.measured).collect::<Vec<_>>();
         is_apart.then(|| Answer::of(&blocks(), self.header.arms.len(), self.header.per, self.header.seed))
     }
 
-    /// Why the experiment ended; absent where the record was cut off.
+    /// The reason for the end of the experiment; absent if the record was cut off.
     pub fn ended(&self) -> Option<&Ended> {
         self.events.iter().rev().find_map(|event| if let Event::End(ended) = event { Some(ended) } else { None })
     }

@@ -33,7 +33,7 @@ impl MemoryUse {
 pub struct HugeBytes {
     /// `hugetlb`, `thp`, `tmpfs` or `file`.
     pub kind: String,
-    /// Size of a page, where the kernel tells it.
+    /// Size of a page, if the kernel reports it.
     pub page_size: Option<u64>,
     /// Bytes on such pages.
     pub bytes: u64,
@@ -65,12 +65,12 @@ pub struct AddressMap {
     pub base_page: u64,
     /// The mappings.
     pub ranges: Vec<MapRange>,
-    /// Mappings that were left out, those of the least resident memory.
+    /// Mappings that were omitted, those with the least resident memory.
     #[serde(default)]
     pub left_out: LeftOut,
 }
 
-/// What a map leaves out.
+/// The omitted part of a map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
     /// Mappings.
@@ -81,7 +81,7 @@ pub struct LeftOut {
     pub resident: u64,
 }
 
-/// One mapping. smaps counts pages of a mapping; it does not tell where in it they lie.
+/// One mapping. smaps counts pages of a mapping, without their positions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapRange {
     /// First address.
@@ -93,12 +93,12 @@ pub struct MapRange {
     /// `text`, `rodata`, `heap`, `stack`, `anonymous`, `file` and so on; several, with `+` between, where the kernel counts
     /// them together.
     pub kind: String,
-    /// Name of the object or file; empty where there is none.
+    /// Name of the object or file; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub object: String,
     /// Bytes resident on pages of any size.
     pub resident: u64,
-    /// Bytes of these that are on huge pages.
+    /// Bytes that are on huge pages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub huge: Vec<HugeBytes>,
 }
@@ -111,7 +111,8 @@ impl MapRange {
 }
 
 impl AddressMap {
-    /// A map of these mappings, which must be in the order of addresses, bounded to those of the most resident memory.
+    /// A map with these mappings, which must be in the order of addresses, bounded to those with the most resident
+    /// memory.
     pub fn new(base_page: u64, mut ranges: Vec<MapRange>) -> Self {
         let mut left_out = LeftOut::default();
         let mut by_size: Vec<usize> = (0..ranges.len()).collect();
