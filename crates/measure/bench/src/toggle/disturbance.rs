@@ -1,0 +1,111 @@
+//! Disturbances that make a block useless. They are found without looking at its value.
+
+use crate::tree::tree_of;
+use nix::unistd::{SysconfVar, sysconf};
+use process_view::ProcessFiles;
+use serde::Serialize;
+use std::fs;
+use std::time::Instant;
+
+/// Share of the CPUs' time that a hypervisor may take.
+const MOST_STOLEN: f64 = 0.01;
+
+/// Why a block is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Disturbance {
+    /// The hypervisor took more than 1 % of the CPUs' time.
+    Steal,
+    /// A switch was refused at first.
+    RefusedSwitch,
+    /// Threads of the program were started or ended.
+    Threads,
+    /// A window had too little work, or a counter went backwards.
+    LittleWork,
+}
+
+impl Disturbance {
+    /// The word in JSON.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Steal => "steal",
+            Self::RefusedSwitch => "refused-switch",
+            Self::Threads => "threads",
+            Self::LittleWork => "little-work",
+        }
+    }
+}
+
+/// State of the machine and the program that must not change within a block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quiet {
+    at: Instant,
+    threads: Option<u64>,
+    /// Seconds that the hypervisor has taken from all CPUs since the boot.
+    stolen: Option<f64>,
+}
+
+impl Quiet {
+    pub(super) fn now(pid: i32) -> Self {
+        Self { at: Instant::now(), threads: threads_of(pid), stolen: stolen() }
+    }
+
+    pub(super) fn disturbance_until(&self, end: &Self) -> Option<Disturbance> {
+        let cpus = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
+        let most = MOST_STOLEN * cpus * (end.at - self.at).as_secs_f64();
+        if end.stolen.zip(self.stolen).is_some_and(|(end, begin)| end - begin > most) {
+            return Some(Disturbance::Steal);
+        }
+        (self.threads != end.threads).then_some(Disturbance::Threads)
+    }
+}
+
+/// Threads of a process and its descendants.
+fn threads_of(pid: i32) -> Option<u64> {
+    let of_one = |pid| threads_in(&ProcessFiles::of(pid).text("stat").ok()?);
+    tree_of(pid).into_iter().map(of_one).sum()
+}
+
+/// `num_threads` of proc_pid_stat(5).
+fn threads_in(stat: &str) -> Option<u64> {
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name.split_ascii_whitespace().nth(17)?.parse().ok()
+}
+
+fn stolen() -> Option<f64> {
+    let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten()? as f64;
+    Some(stolen_ticks(&fs::read_to_string("/proc/stat").ok()?)? as f64 / ticks)
+}
+
+/// `steal` of the first line of proc_stat(5).
+fn stolen_ticks(stat: &str) -> Option<u64> {
+    stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().nth(7)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_kernel_s_texts_are_read() {
+        let stat = "12 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 5 0 99";
+        assert_eq!(threads_in(stat), Some(5));
+        assert_eq!(threads_in("12 (a"), None);
+        assert_eq!(stolen_ticks("cpu  1 2 3 4 5 6 7 80 9 10\ncpu0 1\n"), Some(80));
+        assert!(threads_of(std::process::id() as i32).is_some_and(|threads| threads >= 1) && stolen().is_some());
+    }
+
+    #[test]
+    fn a_block_is_dropped_for_its_surroundings() {
+        let cpus = std::thread::available_parallelism().unwrap().get() as f64;
+        let begin = Quiet { at: Instant::now(), threads: Some(3), stolen: Some(5.0) };
+        let after = Quiet { at: begin.at + Duration::from_secs(1), ..begin };
+        assert_eq!(begin.disturbance_until(&after), None);
+        let stolen = |share: f64| Quiet { stolen: Some(5.0 + share * cpus), ..after };
+        assert_eq!(begin.disturbance_until(&stolen(0.009)), None);
+        assert_eq!(begin.disturbance_until(&stolen(0.011)), Some(Disturbance::Steal));
+        let fewer = Quiet { threads: Some(2), ..after };
+        assert_eq!(begin.disturbance_until(&fewer), Some(Disturbance::Threads));
+    }
+}

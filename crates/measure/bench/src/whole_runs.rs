@@ -1,0 +1,476 @@
+//! Whole runs of a command: plain, in each arm, and plain again as the control, in mirrored blocks.
+//!
+//! A short run depends on what the run before it has left in the caches. Plain runs are the most frequent, so that they would
+//! find more of their program there: among copies of one file that run for 2 ms, each an arm, the plain one was 1 to 4 % faster.
+//! Where the kind changes, a short run is therefore made twice, and the second one is measured.
+//!
+//! A lift leaves the program's files in huge folios of the page cache, from which plain runs are huge, too. A cold plain run
+//! is made after its files were dropped from the page cache, and after a run that reads them again and does not count.
+
+use crate::ExperimentError;
+use crate::conduct::{Conduct, INTERRUPTION, Limits, Progress};
+use crate::observation::{between, counters_in, look_at};
+use crate::record::Recorder;
+use crate::toggle::counters_of_all;
+use crate::walks::WalkTally;
+use linux::bounded::LIFT_REPORT;
+use measure::record::{Counters, Ended, Event, Header, Lift, Observation, Record, TimedBlock};
+use measure::toggle::{Block, Blocks, Measured, WINDOWS, Window};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::signal::{Signal, kill};
+use options::program_names;
+use process_view::{ProcessFiles, tree_of};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+use translation::walk_counters::Target;
+
+/// The interval for checks of a run: it can be interrupted, and its end is noticed at most this late. The time is read
+/// by the kernel's wait, not by this.
+const LOOK: Duration = Duration::from_millis(50);
+/// A shorter run is made twice if the run before was of another kind.
+const SHORT: Duration = Duration::from_millis(100);
+/// Runs of one kind that are observed until one observation succeeds.
+const LOOKS: usize = 3;
+/// The time that a run has to end after the request.
+const TO_END: Duration = Duration::from_secs(3);
+
+/// Makes a command: of an arm, or of a plain run for `None`. A lifted run writes its report to the path, if there is
+/// one.
+pub type MakeCommand<'a> = dyn FnMut(Option<usize>, Option<&Path>) -> Command + 'a;
+
+/// Which of a run's processes is observed, and from which page cache plain runs start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Observed<'a> {
+    /// Names of the programs that are lifted; none for the program that is started.
+    pub only: &'a [String],
+    /// Drop the observed program's files from the page cache before plain runs.
+    pub cold_plain: bool,
+}
+
+/// Runs blocks of whole runs until an end is reached. A run that fails ends the experiment: the measurements are kept.
+/// The first run of each kind that lasts long enough is observed.
+///
+/// # Errors
+/// [`ExperimentError`] where the record cannot be written.
+pub fn run(
+    command: &mut MakeCommand<'_>,
+    observed: Observed<'_>,
+    header: Header,
+    limits: Limits<'_>,
+    file: Option<File>,
+    tell: &mut dyn FnMut(&Progress<'_>),
+) -> Result<Record, ExperimentError> {
+    // A cold run is always made twice: the first one reads the files.
+    let short = if observed.cold_plain { Duration::MAX } else { SHORT };
+    run_with(short, command, observed, header, limits, file, tell)
+}
+
+fn run_with(
+    short: Duration,
+    command: &mut MakeCommand<'_>,
+    observed: Observed<'_>,
+    header: Header,
+    limits: Limits<'_>,
+    file: Option<File>,
+    tell: &mut dyn FnMut(&Progress<'_>),
+) -> Result<Record, ExperimentError> {
+    let blocks = Blocks::new(header.arms.len(), header.seed);
+    let recorder = Recorder::new(header, file).map_err(ExperimentError::Record)?;
+    let reports = tempfile::tempdir().map_err(ExperimentError::Record)?;
+    let report = reports.path().join("report");
+    let tally = WalkTally::of(&recorder.record().header);
+    let mut runs = Runs {
+        command,
+        observed,
+        files: Vec::new(),
+        conduct: Conduct::start(limits),
+        recorder,
+        report,
+        looks: Vec::new(),
+        tally,
+        short,
+        last: None,
+    };
+    let ended = runs.blocks(blocks, tell).map_err(ExperimentError::Record)?;
+    for walks in runs.tally.events() {
+        runs.recorder.add(walks).map_err(ExperimentError::Record)?;
+    }
+    runs.recorder.add(Event::End(ended)).map_err(ExperimentError::Record)?;
+    Ok(runs.recorder.finish())
+}
+
+struct Runs<'c, 'f, 'l> {
+    command: &'c mut MakeCommand<'f>,
+    observed: Observed<'c>,
+    /// Files that the observed program maps, if plain runs are cold.
+    files: Vec<PathBuf>,
+    conduct: Conduct<'l>,
+    recorder: Recorder,
+    /// Where a lifted run writes its report.
+    report: PathBuf,
+    /// The kind of each run that was observed; [`LOOKS`] times after a success.
+    looks: Vec<Option<usize>>,
+    tally: WalkTally,
+    /// The time below which a run is short.
+    short: Duration,
+    /// The kind of the last run, and its time in seconds.
+    last: Option<(Option<usize>, f64)>,
+}
+
+impl Runs<'_, '_, '_> {
+    fn blocks(&mut self, blocks: Blocks, tell: &mut dyn FnMut(&Progress<'_>)) -> std::io::Result<Ended> {
+        if self.observed.cold_plain
+            && let Err(ended) = self.find_files()
+        {
+            return Ok(ended);
+        }
+        for block in blocks {
+            match self.windows(block)? {
+                Ok(measured) => self.recorder.add(Event::Block(Box::new(measured)))?,
+                Err(ended) => return Ok(ended),
+            }
+            if let Some(ended) = self.conduct.after_block(&self.recorder, tell) {
+                return Ok(ended);
+            }
+        }
+        Ok(Ended::TimeIsUp)
+    }
+
+    fn windows(&mut self, block: Block) -> std::io::Result<Result<TimedBlock, Ended>> {
+        let mut windows = [Window { work: 0.0, cpu: 0.0, wall: 0.0, cycles: 0.0 }; WINDOWS];
+        let mut counters = [None; WINDOWS];
+        for ((window, counters), treated) in windows.iter_mut().zip(&mut counters).zip(block.treated()) {
+            let arm = block.treatment.arm().filter(|_| treated);
+            if let Err(ended) = self.warm_up(arm) {
+                return Ok(Err(ended));
+            }
+            let looks = self.looks.iter().filter(|looked_at| **looked_at == arm).count();
+            // For this thread's children: the run, from its exec on.
+            let mut meter = self.tally.meter(Target::Children);
+            let before = meter.read();
+            let run = if looks < LOOKS {
+                self.observed_run(arm, looks + 1 == LOOKS)?
+            } else {
+                one_run((self.command)(arm, None), &self.conduct, None)
+            };
+            self.tally.add(arm, &before, &meter.read());
+            match run {
+                Ok(run) => {
+                    (*window, *counters) = (run.window, Some(run.counters));
+                    self.last = Some((arm, run.window.wall));
+                }
+                Err(ended) => return Ok(Err(ended)),
+            }
+        }
+        let at = Some(self.conduct.elapsed().as_secs_f64());
+        let counters = counters_of_all(&counters);
+        Ok(Ok(TimedBlock {
+            measured: Measured { block, start: 0, windows },
+            at,
+            counters,
+            switches: None,
+            latency: None,
+        }))
+    }
+
+    /// Finds the files that the program maps by a plain run.
+    fn find_files(&mut self) -> Result<(), Ended> {
+        let looker = Looker { keeps_files: true, ..Looker::new(self.observed.only) };
+        self.files = one_run((self.command)(None, None), &self.conduct, Some(looker))?.files;
+        match self.files[..] {
+            [] => Err(Ended::Failed(
+                "--cold-plain: the program ended before its files were seen; fix: a command that takes longer, or leave it out"
+                    .to_owned(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a run that is not measured, if the last one was short and of another kind, or there was none before a cold one.
+    fn warm_up(&mut self, arm: Option<usize>) -> Result<(), Ended> {
+        if self.observed.cold_plain && self.last.is_none_or(|(kind, _)| kind != arm) {
+            if arm.is_none() {
+                self.files.iter().for_each(|file| drop_from_cache(file));
+            }
+            one_run((self.command)(arm, None), &self.conduct, None)?;
+        } else if self.last.is_some_and(|(kind, time)| kind != arm && time < self.short.as_secs_f64()) {
+            one_run((self.command)(arm, None), &self.conduct, None)?;
+        }
+        Ok(())
+    }
+
+    /// A run that is observed while it continues, and that writes a report if it is lifted. On a busy machine it may
+    /// end before the observation: then the next run of its kind is observed, and only the last report is kept.
+    fn observed_run(&mut self, arm: Option<usize>, is_last: bool) -> std::io::Result<Result<Run, Ended>> {
+        let report = arm.map(|_| self.report.as_path());
+        let run = one_run((self.command)(arm, report), &self.conduct, Some(Looker::new(self.observed.only)));
+        let Ok(Run { seen, .. }) = &run else { return Ok(run) };
+        let lift = report.and_then(lift_in);
+        let looks = if seen.is_some() { LOOKS } else { 1 };
+        self.looks.extend(std::iter::repeat_n(arm, looks));
+        if seen.is_some() || (is_last && lift.is_some()) {
+            let seen = Observation { arm, lift, ..seen.clone().unwrap_or_default() };
+            self.recorder.add(Event::Observed(Box::new(seen)))?;
+        }
+        Ok(run)
+    }
+}
+
+/// The lift that a run reports; with `--only` one a line, of which the largest is kept.
+pub(crate) fn lift_in(report: &Path) -> Option<Lift> {
+    let bytes = LIFT_REPORT.read_rest(File::open(report).ok()?).ok()?;
+    std::fs::remove_file(report).ok();
+    let text = String::from_utf8(bytes).ok()?;
+    let of_lines = || text.lines().filter_map(|line| Lift::from_report(line).ok()).max_by_key(|lift| lift.covered);
+    Lift::from_report(&text).ok().or_else(of_lines)
+}
+
+/// Observes a run while it continues, after twice the time each time, and keeps the last observation.
+struct Looker<'a> {
+    /// Names of the observed program; none for the process that was started.
+    only: &'a [String],
+    /// The files that it maps are kept.
+    keeps_files: bool,
+    files: Vec<PathBuf>,
+    started: Instant,
+    next: Duration,
+    own: Option<PathBuf>,
+    seen: Option<(Observation, Instant)>,
+}
+
+impl<'a> Looker<'a> {
+    /// Before that a program has hardly been loaded.
+    const FIRST: Duration = Duration::from_millis(10);
+
+    fn new(only: &'a [String]) -> Self {
+        let own = std::env::current_exe().ok();
+        let (keeps_files, files) = (false, Vec::new());
+        Self { only, keeps_files, files, started: Instant::now(), next: Self::FIRST, own, seen: None }
+    }
+
+    fn wait(&self) -> Duration {
+        self.next.saturating_sub(self.started.elapsed()).min(LOOK)
+    }
+
+    fn look(&mut self, pid: i32) {
+        let at = self.started.elapsed();
+        if at < self.next {
+            return;
+        }
+        self.next = 2 * at;
+        let Some(pid) = self.process(pid) else { return };
+        if let Some(seen) = look_at(pid) {
+            self.seen = Some((Observation { at: at.as_secs_f64(), ..seen }, Instant::now()));
+            if self.keeps_files {
+                self.files = files_of(pid);
+            }
+        }
+    }
+
+    /// The observed process: a lifted run is Pagelift itself until it executes the command.
+    fn process(&self, root: i32) -> Option<i32> {
+        let program =
+            |pid: i32| std::fs::read_link(format!("/proc/{pid}/exe")).ok().filter(|is| Some(is) != self.own.as_ref());
+        if self.only.is_empty() {
+            return program(root).map(|_| root);
+        }
+        let is_named = |pid: &i32| {
+            let path = program(*pid).map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+            let called = ProcessFiles::of(*pid).name().unwrap_or_default();
+            !path.is_empty()
+                && options::is_named(self.only.iter().map(String::as_str), &program_names(&path, &called, None))
+        };
+        tree_of(root).into_iter().find(is_named)
+    }
+
+    /// The observations before the run ended: later its number may be another process's.
+    fn seen_before(self, end: Instant) -> (Option<Observation>, Vec<PathBuf>) {
+        let Some((seen, _)) = self.seen.filter(|(_, at)| *at <= end) else { return (None, Vec::new()) };
+        (Some(seen), self.files)
+    }
+}
+
+/// Files that a process maps.
+fn files_of(pid: i32) -> Vec<PathBuf> {
+    let maps = ProcessFiles::of(pid).text("maps").unwrap_or_default();
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])));
+    let paths: std::collections::BTreeSet<PathBuf> = paths.collect();
+    paths.into_iter().filter(|path| path.is_file()).collect()
+}
+
+/// Drops the pages of a file that no process maps from the page cache. The observations show whether that worked.
+fn drop_from_cache(path: &Path) {
+    if let Ok(Some(file)) = process_view::open_regular_file(path) {
+        let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+    }
+}
+
+/// One run: a unit of work, the CPU time of the command and of all processes that it waited for, and the time from
+/// start to end.
+struct Run {
+    window: Window,
+    counters: Counters,
+    seen: Option<Observation>,
+    /// Files that it mapped, if these were asked for.
+    files: Vec<PathBuf>,
+}
+
+fn one_run(mut command: Command, conduct: &Conduct<'_>, mut looker: Option<Looker<'_>>) -> Result<Run, Ended> {
+    let words = format!("{command:?}");
+    let before = counters_of_children()?;
+    let started = Instant::now();
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return Err(Ended::Failed(format!("{words} cannot be executed: {error}"))),
+    };
+    let end = wait(&mut child, conduct, looker.as_mut())?;
+    if !end.is_success {
+        if !conduct.wait(INTERRUPTION) {
+            return Err(Ended::Interrupted);
+        }
+        return Err(Ended::Failed(format!("{words}: {}", end.status)));
+    }
+    let counters = between(before, counters_of_children()?);
+    let window =
+        Window { work: 1.0, cpu: counters.user + counters.system, wall: (end.at - started).as_secs_f64(), cycles: 0.0 };
+    let (seen, files) = looker.map(|looker| looker.seen_before(end.at)).unwrap_or_default();
+    Ok(Run { window, counters, seen, files })
+}
+
+/// How a run ended, and when.
+struct End {
+    is_success: bool,
+    status: String,
+    at: Instant,
+}
+
+/// Waits in a thread, so that the end is seen at once and an interruption, too.
+fn wait(child: &mut Child, conduct: &Conduct<'_>, mut looker: Option<&mut Looker<'_>>) -> Result<End, Ended> {
+    let number = child.id() as i32;
+    let pid = nix::unistd::Pid::from_raw(number);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let status = child.wait();
+            let _ = sender.send((status, Instant::now()));
+        });
+        loop {
+            match receiver.recv_timeout(looker.as_ref().map_or(LOOK, |looker| looker.wait())) {
+                Ok((Ok(status), at)) => {
+                    return Ok(End { is_success: status.success(), status: status.to_string(), at });
+                }
+                Ok((Err(error), _)) => return Err(Ended::Failed(error.to_string())),
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Err(Ended::Interrupted),
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) if conduct.is_interrupted() => {
+                    // The thread above reaps it, so that its number cannot be another process's yet.
+                    let _ = kill(pid, Signal::SIGTERM);
+                    if receiver.recv_timeout(TO_END).is_err() {
+                        // It ignores that.
+                        let _ = kill(pid, Signal::SIGKILL);
+                        let _ = receiver.recv();
+                    }
+                    return Err(Ended::Interrupted);
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    if let Some(looker) = &mut looker {
+                        looker.look(number);
+                    }
+                }
+            }
+        }
+    })
+}
+
+/// Counters of all children that were waited for, and of theirs.
+fn counters_of_children() -> Result<Counters, Ended> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|error| Ended::Failed(error.to_string()))?;
+    Ok(counters_in(&usage))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use measure::record::Design;
+    use measure::toggle::Per;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn run_of(shell: &str, time: Duration) -> Record {
+        run_blocks(shell, time, usize::MAX)
+    }
+
+    fn run_blocks(shell: &str, time: Duration, blocks: usize) -> Record {
+        let arms = vec!["arm".to_owned()];
+        let header = Header::new(Design::Runs, shell.to_owned(), arms, "runs".to_owned(), Per::Second, 1);
+        let interrupted = AtomicBool::new(false);
+        let limits = Limits { time, resolution: None, interrupted: &interrupted };
+        let mut command = |_: Option<usize>, _: Option<&Path>| {
+            let mut command = Command::new("sh");
+            command.args(["-c", shell]);
+            command
+        };
+        let mut tell = |progress: &Progress<'_>| interrupted.store(progress.blocks >= blocks, Ordering::Relaxed);
+        run(&mut command, Observed::default(), header, limits, None, &mut tell).unwrap()
+    }
+
+    #[test]
+    fn runs_are_counted_and_timed() {
+        let record = run_of("exit 0", Duration::from_millis(300));
+        assert_eq!(record.ended(), Some(&Ended::TimeIsUp));
+        let blocks = record.blocks();
+        assert!(!blocks.is_empty());
+        assert!(blocks.iter().flat_map(|block| block.windows).all(|window| window.work == 1.0 && window.wall > 0.0));
+    }
+
+    /// The kinds of all runs, in order, where runs below this time are short; and the number of blocks.
+    fn kinds_of_runs(short: Duration) -> (Vec<Option<usize>>, usize) {
+        let header =
+            Header::new(Design::Runs, "true".to_owned(), vec!["arm".to_owned()], "runs".to_owned(), Per::Second, 1);
+        let interrupted = AtomicBool::new(false);
+        let limits = Limits { time: Duration::from_millis(400), resolution: None, interrupted: &interrupted };
+        let mut kinds = Vec::new();
+        let mut command = |arm: Option<usize>, _: Option<&Path>| {
+            kinds.push(arm);
+            Command::new("true")
+        };
+        let record = run_with(short, &mut command, Observed::default(), header, limits, None, &mut |_| ()).unwrap();
+        (kinds, record.blocks().len())
+    }
+
+    #[test]
+    fn short_runs_of_another_kind_are_made_twice() {
+        let (kinds, blocks) = kinds_of_runs(Duration::MAX);
+        let changes = kinds.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        assert!(changes >= blocks - 1 && kinds.len() == blocks * WINDOWS + changes, "{blocks} blocks: {kinds:?}");
+        // No run is the only one of its kind between two others.
+        let alone = kinds.windows(3).filter(|three| three[0] != three[1] && three[1] != three[2]).count();
+        assert_eq!(alone, 0, "{kinds:?}");
+    }
+
+    #[test]
+    fn long_runs_are_made_once() {
+        let (kinds, blocks) = kinds_of_runs(Duration::ZERO);
+        assert_eq!(kinds.len(), blocks * WINDOWS);
+    }
+
+    #[test]
+    fn a_run_of_each_kind_is_looked_at() {
+        let record = run_blocks("sleep 0.1", Duration::from_secs(100), 8);
+        let seen: Vec<&Observation> = record.observations().collect();
+        let mut arms: Vec<Option<usize>> = seen.iter().map(|seen| seen.arm).collect();
+        arms.sort_unstable();
+        assert_eq!(arms, [None, Some(0)]);
+        let resident = |seen: &&Observation| seen.memory.as_ref().is_some_and(|memory| memory.resident > 0);
+        assert!(seen.iter().all(resident), "{seen:?}");
+        assert!(seen.iter().all(|seen| seen.process == "sh" || seen.process == "sleep"));
+        assert!(record.timed_blocks().all(|block| block.counters.is_some_and(|of| of[0].minor_faults > 0)));
+    }
+
+    #[test]
+    fn a_run_that_fails_ends_it() {
+        let record = run_of("exit 3", Duration::from_secs(100));
+        assert!(matches!(record.ended(), Some(Ended::Failed(why)) if why.contains("exit status: 3")));
+    }
+}
