@@ -10,12 +10,12 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// Colours stand for places in the style sheet: `#0000NN` becomes `var(--cNN)`.
+/// Colours are references into the style sheet: `#0000NN` becomes `var(--cNN)`.
 const TEXT: RGBColor = RGBColor(0, 0, 0x10);
 const GRID: RGBColor = RGBColor(0, 0, 0x11);
 const ZERO: RGBColor = RGBColor(0, 0, 0x12);
 const BAND: RGBColor = RGBColor(0, 0, 0x13);
-/// Colour of the control; those of arms follow.
+/// Colour of the control; the colours of arms follow.
 const CONTROL: RGBColor = RGBColor(0, 0, 0x20);
 /// Number of colours of arms in the style sheet.
 pub(crate) const ARM_COLOURS: usize = 6;
@@ -29,7 +29,7 @@ pub(crate) struct Drawing {
     pub svg: String,
     /// Pairs beyond the axis, which are drawn at its end.
     pub outside: usize,
-    /// Number of pairs of a group where they are not drawn each for itself.
+    /// Number of pairs in a group if they are not drawn individually.
     pub grouped: Option<usize>,
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn extent<'a>(series: impl IntoIterator<Item = &'a Series>, resolutio
     (low - margin, high + margin)
 }
 
-/// Numbers that are easy to read, about `count` of them, within a range.
+/// Numbers that are easy to read, about `count`, within a range.
 pub(crate) fn ticks((low, high): (f64, f64), count: usize) -> Vec<f64> {
     let rough = (high - low) / count.max(1) as f64;
     if !(rough.is_finite() && rough > 0.0) {
@@ -194,7 +194,7 @@ fn axes(frame: &Frame, area: &Area<'_>, resolution: Option<f64>) -> Result<(), (
         let text = tick_text(value, &values) + " %";
         area.draw(&frame.text(text, (frame.left - 6, at), HPos::Right, VPos::Center)).map_err(failed)?;
     }
-    // Short experiments are told in seconds.
+    // Times of short experiments are in seconds.
     let (unit, factor) = if frame.x.1 < 3.0 { ("s", 60.0) } else { ("min", 1.0) };
     let times = ticks((0.0, frame.x.1 * factor), if frame.right > 500 { 8 } else { 4 });
     for &time in &times {
@@ -206,7 +206,7 @@ fn axes(frame: &Frame, area: &Area<'_>, resolution: Option<f64>) -> Result<(), (
     area.draw(&frame.text(format!("{unit} since the start"), at, HPos::Right, VPos::Top)).map_err(failed)
 }
 
-/// Draws each pair, and returns the number of those beyond the axis.
+/// Draws each pair, and returns the number of pairs beyond the axis.
 fn dots(frame: &Frame, area: &Area<'_>, series: &Series, colour: RGBColor) -> Result<usize, ()> {
     let mut outside = 0;
     for &(time, value) in &series.points {

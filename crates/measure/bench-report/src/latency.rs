@@ -1,11 +1,11 @@
-//! What an answer says of latencies, in words.
+//! The latencies in an answer, in words.
 
 use crate::words::percent;
-use bench_record::{ArmLatency, Record};
 use measure::latency::Latency;
+use measure::record::{ArmLatency, Record};
 use measure::statistics::Estimate;
 
-/// How long requests waited for their answers, plain and in each arm, a line for each; none where that was not measured.
+/// The waiting times of requests, plain and in each arm, a line for each; none if they were not measured.
 pub fn latency(record: &Record) -> Vec<String> {
     let Some(all) = record.latencies() else { return Vec::new() };
     let mut lines = vec![format!("latency, plain: {}", times(&all.plain))];

@@ -1,12 +1,13 @@
 //! Pages for people of the records that `pagelift bench -o` writes: HTML in one file, and Markdown for a pull request.
 //!
-//! Records come in and text goes out. A record may come from anybody: [`view`] makes each text of it fit to be shown and
-//! bounds its length, and `maud` escapes what stands in HTML; drawings hold no text of a record. A page is drawn with less
-//! detail until it is shorter than [`MOST_BYTES`].
+//! The input is records and the output is text. A record may come from a stranger: [`view`] makes each of its texts
+//! safe to show and bounds its length, and `maud` escapes texts in HTML; drawings contain no text of a record. A page
+//! is drawn with less detail until it is shorter than [`MOST_BYTES`].
 #![forbid(unsafe_code)]
 
 mod charts;
 mod clean;
+pub mod decision;
 mod html;
 mod latency;
 mod markdown;
@@ -17,7 +18,7 @@ pub mod words;
 pub use clean::visible;
 pub use latency::latency;
 
-use bench_record::Record;
+use measure::record::Record;
 use view::Section;
 
 /// The longest page, in bytes.
@@ -25,7 +26,7 @@ pub const MOST_BYTES: usize = 500_000;
 /// The most records of one page.
 pub const MOST_RECORDS: usize = 16;
 
-/// A record and where it was read from.
+/// A record and its origin.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// Name of the file.

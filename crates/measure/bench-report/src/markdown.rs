@@ -27,7 +27,7 @@ fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut last = ' ';
     for c in text.chars() {
-        // GitHub looks for names, numbers and addresses in the text that is left when the marks are gone.
+        // GitHub searches for names, numbers and addresses in the text without the marks.
         let joins = matches!((last, c), ('@' | '#', c) if c.is_alphanumeric())
             || (last == ':' && c == '/')
             || (last == '.' && plain.to_lowercase().ends_with("www."));
@@ -74,19 +74,25 @@ fn summary(sections: &[Section]) -> String {
     let all = sections.iter().flat_map(|section| section.arms.iter().map(move |arm| (section, arm)));
     rows(
         &mut text,
-        ["Program", "Arm", "Difference", "Resolution", "Finding"],
+        ["Program", "Arm", "Difference", "May be hidden", "Finding"],
         all.map(|(section, arm)| {
-            let resolution = section.resolution_words().unwrap_or_else(|| "–".to_owned());
+            let hidden = arm.hidden.clone().unwrap_or_else(|| "–".to_owned());
             let difference = words::interval(&arm.answer);
-            [code(&section.program), code(&arm.name), plain(&difference), resolution, plain(&arm.said)]
+            [code(&section.program), code(&arm.name), plain(&difference), hidden, plain(&arm.said)]
         }),
     );
     text
 }
 
 fn of_section(section: &Section) -> String {
-    let mut text = format!("## {}: {}\n\n", section.verdict().0, code(&section.program));
-    let _ = writeln!(text, "{}\n", plain(&section.sentence()));
+    let mut text = format!("## {}: {}\n\n", plain(&section.advice.headline), code(&section.program));
+    let _ = writeln!(text, "{}.\n", plain(&section.advice.reason));
+    if let Some(next) = &section.advice.next {
+        let _ = writeln!(text, "Next: {}\n", code(next));
+    }
+    if section.arms.len() > 1 {
+        let _ = writeln!(text, "{}\n", plain(&section.sentence()));
+    }
     for note in &section.notes {
         let _ = writeln!(text, "> {}\n", plain(note));
     }
@@ -99,7 +105,7 @@ fn of_section(section: &Section) -> String {
         "plain against itself".to_owned(),
         plain(&words::interval(&section.control)),
         section.control.blocks.to_string(),
-        section.resolution_words().map_or_else(String::new, |text| format!("the resolution: {text}")),
+        "noise, if it holds no difference".to_owned(),
     ];
     rows(&mut text, ["Compared", &per, "Pairs", "Finding"], arms.chain([control]));
     text += &lifts(section);

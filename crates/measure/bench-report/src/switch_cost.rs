@@ -1,23 +1,23 @@
-//! What a switch to an arm costs a live program.
+//! The cost of a switch to an arm for a live program.
 
-use bench_record::{Record, Switch, TimedBlock};
+use measure::record::{Record, Switch, TimedBlock};
 use measure::statistics::{BlockValue, Estimate, estimate, median};
 use measure::toggle::{Answer, Finding, Treatment, Window};
 
-/// What the switches into an arm cost.
+/// The cost of the switches into an arm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwitchCost {
     /// CPU time of the program.
     pub cpu: CpuCost,
-    /// Seconds that the program stood still: median.
+    /// Median of the seconds in which the program was stopped.
     pub pause: f64,
     /// Number of switches.
     pub switches: usize,
-    /// Seconds of CPU time after which a gain has paid for it; absent where no gain or no cost can be shown.
+    /// Seconds of CPU time after which a gain has paid for the switch; absent if no gain or no cost can be shown.
     pub paid_back: Option<f64>,
 }
 
-/// CPU time of a program during a switch, in which most of its threads go on with their work.
+/// CPU time of a program during a switch, in which most of its threads continue to work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CpuCost {
     /// Seconds beyond what the work that was done during the switch takes when the program is plain, in the same block.
@@ -26,7 +26,7 @@ pub enum CpuCost {
     WithWork(f64),
 }
 
-/// What a switch to an arm costs; absent where none was made.
+/// The cost of a switch to an arm; absent if there was none.
 pub fn switch_cost(record: &Record, answer: &Answer, arm: usize) -> Option<SwitchCost> {
     let steady = record.steady_answer();
     let answer = steady.as_ref().unwrap_or(answer);
@@ -63,7 +63,7 @@ fn of_block(block: &TimedBlock) -> Option<f64> {
     }
     let expected = sum(&switches, |switch| switch.work) * (cpu / work);
     let cost = (sum(&switches, |switch| switch.cpu) - expected) / switches.len() as f64;
-    // What nothing could have used is a record by a stranger.
+    // A record with impossible values is a stranger's.
     Some(cost).filter(|cost| cost.abs() < 1e9)
 }
 

@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::switch_cost::{CpuCost, cpu_cost, switch_cost};
-use bench_record::{
+use measure::latency::Latency;
+use measure::record::{
     AddressMap, Attempt, Counters, Design, Ended, Event, Figure, Header, HexAddress, HugeBytes, Lift, LiftedRange,
     Load, MapRange, MemoryUse, NotLifted, Observation, PageCosts, Switch, TimedBlock, Translation, WalkFigures,
     Windows,
 };
-use measure::latency::Latency;
 use measure::toggle::{Blocks, Measured, Per, Treatment, WINDOWS, Window};
 
 /// A record of a server of which the first arm gains a tenth.
@@ -113,7 +113,7 @@ fn source(name: &str, record: Record) -> Source {
 fn a_page_says_what_the_record_holds() {
     let page = html(&[source("maria.jsonl", record(&["thp", "hugetlb"], 60, Design::Toggle))]);
     for expected in [
-        "<title>It pays: mariadbd</title>",
+        "<title>Keep it: mariadbd</title>",
         "thp pays: +",
         "hugetlb: no difference that this machine can show",
         "plain against itself",
@@ -133,6 +133,83 @@ fn a_page_says_what_the_record_holds() {
     ] {
         assert!(page.contains(expected), "{expected}\n{page}");
     }
+}
+
+/// Multiplies the work of treated windows in the blocks of one treatment.
+fn changed(mut record: Record, of: Treatment, factor: f64) -> Record {
+    for event in &mut record.events {
+        let Event::Block(block) = event else { continue };
+        let treated = block.measured.block.treated();
+        if block.measured.block.treatment == of {
+            let windows = block.measured.windows.iter_mut().zip(treated);
+            windows.filter(|(_, treated)| *treated).for_each(|(window, _)| window.work *= factor);
+        }
+    }
+    record
+}
+
+#[test]
+fn a_page_leads_with_the_decision() {
+    let of = |record: Record| {
+        let page = html(&[source("a", record)]);
+        let head = page.split_once("<h1").unwrap().1.split_once("</header>").unwrap().0;
+        head.replace("\u{2212}", "-")
+    };
+    let pays = || record(&["thp"], 60, Design::Toggle);
+    let keep = of(pays());
+    assert!(
+        keep.contains(">Keep it<")
+            && keep.contains("thp gains +")
+            && keep.contains("Next: pagelift attach --pages=thp PID"),
+        "{keep}"
+    );
+    let costs = of(changed(pays(), Treatment::Arm(0), 0.8));
+    assert!(costs.contains(">Leave it<") && costs.contains("thp costs -"), "{costs}");
+    let equal = of(changed(pays(), Treatment::Arm(0), 1.0 / 1.1));
+    assert!(equal.contains(">Leave it<") && equal.contains("thp gains less than 1 %, if anything"), "{equal}");
+    let disturbed = of(changed(pays(), Treatment::Control, 1.05));
+    assert!(
+        disturbed.contains(">Cannot tell<") && disturbed.contains("the experiment was disturbed: plain differs"),
+        "{disturbed}"
+    );
+    assert!(disturbed.contains("Next: the same command again"), "{disturbed}");
+}
+
+/// After a lift, plain runs of the program are on huge pages, too.
+#[test]
+fn huge_pages_compared_with_huge_pages_decide_nothing() {
+    let mut both = record(&["thp"], 60, Design::Runs);
+    let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
+    let Event::Observed(lifted) = seen(Some(0)) else { panic!("no observation") };
+    plain.map = lifted.map;
+    assert_eq!(both.plain_huge(0), Some(1.0));
+    let advice = decision::advice(&both);
+    assert!(advice.reason.starts_with("huge pages were compared with huge pages: 100 %"), "{advice:?}");
+    assert_eq!(advice.next.as_deref(), Some("the same command with --cold-plain"));
+    // The driver g++ was observed instead of cc1plus.
+    let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
+    plain.process = "g++".to_owned();
+    assert_eq!(both.plain_huge(0), None);
+    assert_eq!(decision::advice(&both).headline, "Keep it");
+}
+
+/// At 4 % of a CPU a window of 400 ms holds 16 ms of work.
+#[test]
+fn little_work_in_a_window_calls_for_longer_windows() {
+    let mut idle = record(&["thp"], 60, Design::Toggle);
+    for event in &mut idle.events {
+        let Event::Block(block) = event else { continue };
+        let treated = block.measured.block.treated();
+        for (number, (window, treated)) in block.measured.windows.iter_mut().zip(treated).enumerate() {
+            window.cpu = 0.016;
+            let noise = 1.0 + 0.2 * ((block.at.unwrap_or(0.0) * 7.3 + number as f64 * 0.61).fract() - 0.5);
+            window.work = 1000.0 * noise * if treated { 1.0 } else { 1.001 };
+        }
+    }
+    let advice = decision::advice(&idle);
+    assert!(advice.headline.starts_with("Cannot tell yet: about "), "{advice:?}");
+    assert!(advice.reason.contains("the program used 4 % of a CPU, 16 ms in each window"), "{advice:?}");
+    assert!(advice.next.as_ref().is_some_and(|next| next.ends_with(" --window 2500")), "{advice:?}");
 }
 
 /// For those who hear a page or go by keys: a language, one first heading, headings in order, names of drawings and inputs.
@@ -242,7 +319,12 @@ fn a_record_without_observations_is_shown_too() {
     assert!(page.contains("made by an earlier version") && page.contains("the file was cut off"), "{page}");
     old.events.clear();
     let page = html(&[source("old", old.clone())]);
-    assert!(page.contains("Too few to say") && page.contains("No pair was measured."), "{page}");
+    assert!(
+        page.contains("Cannot tell yet")
+            && page.contains("the same command with --for 20m")
+            && page.contains("No pair was measured."),
+        "{page}"
+    );
     assert!(markdown(&[source("old", old)]).contains("too few to say"));
 }
 
@@ -393,7 +475,7 @@ fn no_page_is_too_long() {
 fn markdown_says_what_the_record_holds() {
     let text = markdown(&[source("a", record(&["thp"], 60, Design::Toggle))]);
     for expected in [
-        "## It pays: `mariadbd`\n",
+        "## Keep it: `mariadbd`\n",
         "| Compared | Questions per CPU second | Pairs | Finding |\n| --- | --- | ---: | --- |\n| `thp` against plain | \\+10.",
         "| plain against itself | ",
         "| 1.0 MiB | holds no whole 2 MiB page | `link it statically` | `libc.so.6 text` |",
@@ -448,7 +530,7 @@ fn latencies_stand_beside_those_of_plain() {
     assert!(latency(&record(&["thp"], 40, Design::Toggle)).is_empty());
 }
 
-/// A server of 0.4 ms of CPU time for a unit of work goes on during each switch, which takes 6 ms beside that.
+/// A server with 0.4 ms of CPU time for a unit of work continues during each switch, which takes 6 ms in addition.
 #[test]
 fn what_a_program_works_during_a_switch_is_not_its_cost() {
     let mut record = record(&["thp"], 40, Design::Toggle);
@@ -460,8 +542,9 @@ fn what_a_program_works_during_a_switch_is_not_its_cost() {
             Window { work, cpu: if work > 0.0 { work * 4e-4 + 6e-3 } else { 0.0 }, wall: work / 1e3, cycles: 0.0 }
         };
         block.switches = Some(measured.block.treated().map(switched));
+        let is_control = measured.block.treatment == Treatment::Control;
         for (window, treated) in measured.windows.iter_mut().zip(measured.block.treated()) {
-            window.work = if treated { window.work } else { 1000.0 };
+            window.work = if treated || is_control { window.work } else { 1000.0 };
         }
     }
     let mut windows = Windows { length: 0.4, settle: 0.1, with_switches: false, only_work: true };
@@ -476,7 +559,7 @@ fn what_a_program_works_during_a_switch_is_not_its_cost() {
     let paid = cost(&record).paid_back.unwrap();
     assert!((0.06..0.07).contains(&paid), "{paid}");
 
-    // A counter of system calls counts those that a lift makes; an older record does not tell.
+    // A counter of system calls includes the calls of a lift; an older record does not contain this fact.
     windows.only_work = false;
     record.header.windows = Some(windows);
     assert_eq!(cost(&record).cpu, CpuCost::WithWork(4e-3));

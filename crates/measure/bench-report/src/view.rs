@@ -1,13 +1,14 @@
-//! What pages show of a record: numbers, and texts fit to be shown.
+//! The parts of a record that pages show: numbers, and texts made safe.
 
 use crate::Source;
 use crate::clean::shown;
+use crate::decision::{Advice, advice};
 use crate::latency::latency;
 use crate::switch_cost::{SwitchCost, switch_cost};
 use crate::words;
 use address_space::{PageSize, format_bytes};
-use bench_record::{AddressMap, Counters, Design, Header, Lift, MemoryUse, Observation, PageCosts, Record};
 use measure::machine::MachineFacts;
+use measure::record::{AddressMap, Counters, Design, Header, Lift, MemoryUse, Observation, PageCosts, Record};
 use measure::toggle::{Answer, ArmAnswer, Finding, Per, Treatment};
 
 /// Beyond this the logarithm of a ratio is no measurement; it is drawn as if it were this.
@@ -22,28 +23,30 @@ pub(crate) struct Section {
     pub per: &'static str,
     pub arms: Vec<Arm>,
     pub control: ArmAnswer,
+    /// The decision.
+    pub advice: Advice,
     pub resolution: Option<f64>,
     pub blocks: usize,
-    /// Series of the arms in their order, then that of the control.
+    /// Series of the arms in their order, then the control's.
     pub series: Vec<Series>,
     pub states: Vec<State>,
     pub machine: Vec<(&'static str, String)>,
     pub warnings: Vec<String>,
     /// How it was measured, in sentences.
     pub method: Vec<String>,
-    /// What should be known of the answer: blocks that do not count, an early end.
+    /// Notes on the answer: blocks that do not count, an early end.
     pub notes: Vec<String>,
-    /// What the CPU counted, in lines.
+    /// The counts of the CPU, in lines.
     pub walks: Vec<String>,
-    /// How long requests waited, in lines; none where that was not measured.
+    /// The waiting times of requests, in lines; none if they were not measured.
     pub latency: Vec<String>,
-    /// What translation costs on the machine, in lines; none where it was not measured.
+    /// The cost of translation on the machine, in lines; none if it was not measured.
     pub translation: Vec<String>,
     /// Its curves, of loads and of code.
     pub curves: Vec<Curves>,
 }
 
-/// What translation costs with pages of each size.
+/// The cost of translation with pages of each size.
 pub(crate) struct Curves {
     pub what: &'static str,
     pub names: Vec<String>,
@@ -60,6 +63,8 @@ pub(crate) struct Arm {
     /// Nothing was lifted, so that there is no answer.
     pub is_untried: bool,
     pub said: String,
+    /// The largest difference that may be there unseen.
+    pub hidden: Option<String>,
     pub switch: Option<SwitchCost>,
     pub lift: Option<LiftView>,
 }
@@ -85,7 +90,7 @@ pub(crate) struct Rates {
     pub base: f64,
 }
 
-/// What was seen in one state.
+/// The observation in one state.
 pub(crate) struct State {
     pub name: String,
     pub process: String,
@@ -94,7 +99,7 @@ pub(crate) struct State {
     pub map: Option<AddressMap>,
 }
 
-/// What a lift did.
+/// The effect of a lift.
 pub(crate) struct LiftView {
     pub unlifted: Option<String>,
     pub considered: u64,
@@ -120,10 +125,10 @@ pub(crate) struct RangeView {
 /// A reason, and all memory that it keeps on base pages.
 pub(crate) struct ReasonView {
     pub reason: String,
-    /// What fixes it, if anything is known.
+    /// The fix, if one is known.
     pub fix: Option<String>,
     pub bytes: u64,
-    /// Objects with what lies there, the largest first.
+    /// Objects with their parts, the largest first.
     pub places: Vec<String>,
 }
 
@@ -144,6 +149,7 @@ impl Section {
             unit: shown(&header.unit),
             per: words::cost(record),
             arms,
+            advice: shown_advice(record),
             resolution: answer.resolution,
             blocks: record.timed_blocks().count(),
             series: series.map(|((treatment, name), answer)| Series::of(record, treatment, name, answer)).collect(),
@@ -170,32 +176,12 @@ impl Section {
             Finding::NoDifference => format!(
                 "{}: no difference that this machine can show{}: {} {work}",
                 arm.name,
-                self.resolution_words().map_or_else(String::new, |text| format!(" ({text})")),
+                arm.hidden.as_ref().map_or_else(String::new, |text| format!(" ({text})")),
                 words::interval(&arm.answer)
             ),
-            Finding::TooFew => format!("{}: {}", arm.name, arm.said),
+            Finding::TooFew | Finding::Disturbed => format!("{}: {}", arm.name, arm.said),
         };
         self.arms.iter().map(of_arm).collect::<Vec<_>>().join("; ") + "."
-    }
-
-    /// The answer in a word or two: of all arms, the best.
-    pub fn verdict(&self) -> (&'static str, &'static str) {
-        let any = |finding| self.arms.iter().any(|arm| arm.finding == finding && !arm.is_untried);
-        if any(Finding::Better) {
-            ("It pays", "pays")
-        } else if any(Finding::NoDifference) {
-            ("No difference seen", "equal")
-        } else if any(Finding::Worse) {
-            ("It costs", "costs")
-        } else if self.arms.iter().all(|arm| arm.is_untried) {
-            ("Nothing was lifted", "few")
-        } else {
-            ("Too few to say", "few")
-        }
-    }
-
-    pub fn resolution_words(&self) -> Option<String> {
-        self.resolution.map(|share| format!("±{} %", words::percent(1.0 + share).trim_start_matches('+')))
     }
 
     /// The states that are drawn in the address map.
@@ -207,6 +193,11 @@ impl Section {
     pub fn has_counters(&self) -> bool {
         self.series.iter().any(|series| series.plain.base > 0.0 && series.treated.base > 0.0)
     }
+}
+
+fn shown_advice(record: &Record) -> Advice {
+    let Advice { headline, reason, next, class } = advice(record);
+    Advice { headline: shown(&headline), reason: shown(&reason), next: next.as_deref().map(shown), class }
 }
 
 fn notes(record: &Record, answer: &Answer) -> Vec<String> {
@@ -224,6 +215,7 @@ fn arm(record: &Record, answer: &Answer, number: usize) -> Arm {
         finding: answer.finding(number),
         is_untried: words::is_untried(record, answer, number),
         said: shown(&words::said(record, answer, number)),
+        hidden: words::hidden(answer, number),
         switch: switch_cost(record, answer, number),
         lift: seen.and_then(|seen| seen.lift.as_ref()).map(LiftView::of),
     }
@@ -236,7 +228,7 @@ impl Series {
         let (mut measured, mut last) = (0.0, 0.0);
         for block in record.timed_blocks() {
             measured += block.measured.windows.iter().map(|window| window.wall.clamp(0.0, 1e6)).sum::<f64>();
-            // Old records have no times: then the time that was measured stands for it.
+            // Old records have no times: then the measured time is used.
             let at = block.at.unwrap_or(measured).clamp(last, 1e9);
             last = at;
             if block.measured.block.treatment != treatment {
@@ -274,7 +266,7 @@ impl Rates {
 
 fn states(record: &Record) -> Vec<State> {
     let (mut has_plain, mut states) = (false, Vec::new());
-    for seen in record.observations().take(2 + 2 * bench_record::MOST_ARMS) {
+    for seen in record.observations().take(2 + 2 * measure::record::MOST_ARMS) {
         let is_last = seen.arm.is_none() && has_plain;
         has_plain |= seen.arm.is_none();
         let name = match seen.arm.and_then(|arm| record.header.arms.get(arm)) {
@@ -304,11 +296,11 @@ fn state(name: String, seen: &Observation, is_last: bool) -> State {
 
 impl LiftView {
     fn of(lift: &Lift) -> Self {
-        let failed = |attempt: &bench_record::Attempt| {
+        let failed = |attempt: &measure::record::Attempt| {
             let fix = attempt.fix.as_deref().map_or_else(String::new, |fix| format!("; fix: {}", shown(fix)));
             format!("{}: {}{fix}", shown(&attempt.source), shown(&attempt.reason))
         };
-        let range = |range: &bench_record::LiftedRange| RangeView {
+        let range = |range: &measure::record::LiftedRange| RangeView {
             object: shown(&range.object),
             kinds: shown(&range.kinds.join("+")),
             bytes: range.bytes,
@@ -346,7 +338,7 @@ impl LiftView {
     }
 }
 
-/// `holds no whole 2 MiB page (124.0 KiB)` is one reason for ranges of all sizes, which stand beside it.
+/// `holds no whole 2 MiB page (124.0 KiB)` is one reason for ranges of all sizes, which are printed next to it.
 fn without_sizes(reason: &str) -> String {
     match reason.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
         Some((words, size)) if reason.starts_with("holds no whole") && size.ends_with('B') => words.to_owned(),

@@ -1,11 +1,11 @@
-//! What an answer says, in words: for the terminal and for pages.
+//! An answer in words, for the terminal and for pages.
 
 use address_space::format_bytes;
-use bench_record::{Compared, Design, Ended, Figure, MOST_BLOCKS, Record, WalkFigures, compared};
+use measure::record::{Compared, Design, Ended, Figure, MOST_BLOCKS, Record, WalkFigures, compared};
 use measure::statistics::{Estimate, GENERATIONS_FOR_T};
 use measure::toggle::{Answer, ArmAnswer, Finding, Measured, Per, Window};
 
-/// `+0.4`: a share of a ratio, in percent. What is far beyond any measurement is written with an exponent.
+/// `+0.4`: a share of a ratio, in percent. Values far beyond any measurement are written with an exponent.
 pub fn percent(ratio: f64) -> String {
     let percent = (ratio - 1.0) * 100.0;
     if percent.abs() < 1e5 { format!("{percent:+.1}") } else { format!("{percent:+.1e}") }
@@ -21,7 +21,7 @@ pub fn interval(arm: &ArmAnswer) -> String {
     }
 }
 
-/// What work is divided by, in the singular.
+/// The divisor of work, in the singular.
 pub fn per(per: Per) -> &'static str {
     match per {
         Per::CpuSecond => "CPU second",
@@ -30,9 +30,9 @@ pub fn per(per: Per) -> &'static str {
     }
 }
 
-/// `±0.8 %`: the smallest difference that may be claimed.
-pub fn resolution(answer: &Answer) -> Option<String> {
-    answer.resolution.map(|share| format!("±{} %", percent(1.0 + share).trim_start_matches('+')))
+/// `±0.8 %`: the largest difference that may be there unseen.
+pub fn hidden(answer: &Answer, arm: usize) -> Option<String> {
+    answer.hidden(arm).map(|share| format!("±{} %", percent(1.0 + share).trim_start_matches('+')))
 }
 
 /// `= 0.31`: a probability.
@@ -40,15 +40,16 @@ fn chance(probability: f64) -> String {
     if probability < 0.005 { "< 0.01".to_owned() } else { format!("= {probability:.2}") }
 }
 
-/// What can be said of an arm.
+/// The conclusion about an arm.
 pub fn finding(answer: &Answer, arm: usize) -> String {
-    let resolution = resolution(answer).map_or_else(String::new, |text| format!(" ({text})"));
+    let hidden = hidden(answer, arm).map_or_else(String::new, |text| format!(" ({text})"));
     let probability =
         answer.arms[arm].signed_rank.map_or_else(String::new, |p| format!(", signed-rank p {}", chance(p)));
     match answer.finding(arm) {
         Finding::Better => format!("it pays{probability}"),
         Finding::Worse => format!("it costs{probability}"),
-        Finding::NoDifference => format!("no difference that this machine can show{resolution}{probability}"),
+        Finding::NoDifference => format!("no difference that this machine can show{hidden}{probability}"),
+        Finding::Disturbed => "disturbed, no answer: plain differs from itself".to_owned(),
         Finding::TooFew => match answer.starts_if_too_few(arm) {
             None => "too few to say; fix: a longer --for".to_owned(),
             Some(starts) => format!(
@@ -59,13 +60,13 @@ pub fn finding(answer: &Answer, arm: usize) -> String {
     }
 }
 
-/// What can be said of an arm, or that it has lifted nothing.
+/// The conclusion about an arm, or that it has lifted no memory.
 pub fn said(record: &Record, answer: &Answer, arm: usize) -> String {
     let found = finding(answer, arm);
     match record.lifted_nothing(arm) {
         None => found,
         Some(why) if answer.arms[arm].blocks == 0 => format!("nothing was lifted: {why}"),
-        // Only some of the runs are looked at.
+        // Only some runs are observed.
         Some(why) if is_untried(record, answer, arm) => {
             format!("nothing was lifted in the run that was looked at: {why}")
         }
@@ -76,15 +77,14 @@ pub fn said(record: &Record, answer: &Answer, arm: usize) -> String {
     }
 }
 
-/// True where nothing was lifted, as far as is known, and no difference was seen: an answer would be one of plain against
-/// itself.
+/// True if no lift is known and no difference was seen: an answer would compare plain with itself.
 pub fn is_untried(record: &Record, answer: &Answer, arm: usize) -> bool {
     let claims = matches!(answer.finding(arm), Finding::Better | Finding::Worse);
     let is_tried = record.header.design != Design::Runs && answer.arms[arm].blocks > 0;
     !claims && !is_tried && record.lifted_nothing(arm).is_some()
 }
 
-/// What work is divided by, and whether switches count.
+/// The divisor of work, and whether switches count.
 pub fn cost(record: &Record) -> &'static str {
     match (record.header.per, record.counts_switches()) {
         (Per::CpuSecond, true) => "CPU second, switches counted",
@@ -94,7 +94,7 @@ pub fn cost(record: &Record) -> &'static str {
     }
 }
 
-/// What each arm brings as long as it is not switched, a line for each; none where switches do not count anyway.
+/// The gain of each arm while it is not switched, a line for each; none if switches do not count anyway.
 pub fn steady(record: &Record) -> Vec<String> {
     let Some(answer) = record.steady_answer() else { return Vec::new() };
     let line = |(number, name): (usize, &String)| {
@@ -117,7 +117,7 @@ fn time_between_switches(record: &Record, arm: usize) -> Option<f64> {
     Some(time / switches.count() as f64).filter(|time| time.is_finite())
 }
 
-/// Which blocks do not count, and why; absent where all do.
+/// The blocks that do not count, and the reason; absent if all do.
 pub fn unusable(record: &Record, answer: &Answer) -> Option<String> {
     let count: usize = answer.arms.iter().chain([&answer.control]).map(|arm| arm.unusable).sum();
     if count == 0 {
@@ -136,7 +136,7 @@ pub fn unusable(record: &Record, answer: &Answer) -> Option<String> {
     })
 }
 
-/// A number without a unit, whole where it is large.
+/// A number without a unit, whole if it is large.
 fn number(value: f64) -> String {
     match value {
         value if value >= 1e9 => format!("{value:.2e}"),
@@ -145,7 +145,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Cycles per instruction, plain and in each arm; absent where neither was counted.
+/// Cycles per instruction, plain and in each arm; absent if neither was counted.
 pub fn cycles_per_instruction(record: &Record) -> Option<String> {
     if record.header.per != Per::Cycle {
         return None;
@@ -165,7 +165,7 @@ pub fn cycles_per_instruction(record: &Record) -> Option<String> {
     Some(format!("cycles per instruction: {}", all.join(", ")))
 }
 
-/// What the CPU counted, plain and in each arm: a line for each figure, or the reason why there is none.
+/// The counts of the CPU, plain and in each arm: a line for each figure, or the reason why there is none.
 pub fn walks(record: &Record) -> Vec<String> {
     let states: Vec<_> = record.walks().collect();
     if let Some(why) = states.iter().find_map(|state| state.not_counted.as_ref()) {
@@ -203,7 +203,7 @@ pub fn walks(record: &Record) -> Vec<String> {
     lines
 }
 
-/// What was not counted all of the time.
+/// The counts that do not cover the whole time.
 fn notes_on_walks(states: &[&WalkFigures]) -> Vec<String> {
     let mut notes = Vec::new();
     if states.iter().any(|state| state.user_only) {
@@ -227,7 +227,7 @@ fn notes_on_walks(states: &[&WalkFigures]) -> Vec<String> {
     notes
 }
 
-/// What address translation costs on the machine; nothing where it was not measured.
+/// The cost of address translation on the machine; empty if it was not measured.
 pub fn translation(record: &Record) -> Vec<String> {
     let Some(probe) = &record.header.probe else { return Vec::new() };
     if let Some(why) = &probe.not_measured {
@@ -254,7 +254,7 @@ pub fn translation(record: &Record) -> Vec<String> {
     lines
 }
 
-/// How the experiment ended; absent where its time was up.
+/// The end of the experiment; absent if its time was up.
 pub fn end(record: &Record) -> Option<String> {
     match record.ended() {
         Some(Ended::Resolved) => Some("ended: the interval is as narrow as was asked for".to_owned()),

@@ -1,4 +1,4 @@
-//! The scattered code, in assembly: no compiler places each function on a page of its own.
+//! The scattered code, in assembly: no compiler places each function on a separate page.
 
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(include_str!("scattered-x86_64.s"), options(att_syntax));

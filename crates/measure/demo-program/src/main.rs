@@ -1,8 +1,8 @@
 //! `pagelift-demo-program`: large scattered code, large initialised data and a large random-access table in bss.
 //!
-//! It stands for a big server in `pagelift demo` and in the benchmarks: as a worker it runs bursts of work on command
-//! and answers with their time and a checksum, which must be the same wherever its pages lie. It does nothing to get
-//! huge pages.
+//! It represents a big server in `pagelift demo` and in the benchmarks: as a worker it runs bursts of work on command
+//! and answers with their time and a checksum, which must not depend on its pages. It takes no action to get huge
+//! pages.
 
 mod code;
 mod workloads;

@@ -9,14 +9,14 @@ use std::sync::atomic::Ordering::Relaxed;
 const TABLE_WORDS: usize = 16 << 20;
 static TABLE: [AtomicU64; TABLE_WORDS] = [const { AtomicU64::new(0) }; TABLE_WORDS];
 
-/// Look-ups that stand beside one walk over a chain of functions, where both are mixed.
+/// Number of look-ups for each walk over a chain of functions, if both are mixed.
 const LOOK_UPS_PER_WALK: u64 = 12;
 
 /// The program's state: only its tables, so that a burst's result depends on its seed alone.
 pub(crate) struct DemoWork;
 
 impl DemoWork {
-    /// Fills the table, and so touches all of it.
+    /// Fills the table, and so touches every page.
     pub(crate) fn prepare() -> Self {
         let mut state = 0x9e37_79b9_7f4a_7c15;
         for word in &TABLE {

@@ -1,4 +1,4 @@
-//! What translation costs over footprints: a line for each page size.
+//! The cost of translation over footprints: a line for each page size.
 
 use super::{Area, Drawing, Frame, GRID, HPos, PathElement, VPos, ZERO, colour_of, draw, failed, tick_text, ticks};
 use address_space::format_bytes;
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn the_name_of_the_last_footprint_ends_within_the_drawing() {
         const WIDTH: u32 = 1000;
-        // Of a letter, on average, in parts of the size of the letters; as Chromium draws DejaVu Sans.
+        // Average width of a letter relative to the font size; as Chromium draws DejaVu Sans.
         const LETTER: f64 = 0.6;
         let svg = translation(&[vec![(1 << 16, 0.0), (1 << 28, 43.0)]], (WIDTH, 240)).svg;
         let label = svg.split("<text ").find(|text| text.contains("256 MiB")).unwrap();

@@ -6,7 +6,7 @@ use crate::view::{Section, Series};
 use crate::words;
 use maud::{Markup, html};
 
-/// Series without their pairs, so that the scale is that of the intervals.
+/// Series without their pairs, so that the scale fits the intervals.
 fn scale(section: &Section) -> (f64, f64) {
     let bare = |series: &Series| Series {
         name: String::new(),
@@ -41,7 +41,7 @@ pub(super) fn intervals(section: &Section) -> Markup {
                 }
                 div.value { strong { (pretty(&words::interval(answer))) }
                     @if let Some(said) = said { span.faint { (pretty(said)) } }
-                    @else if let Some(text) = section.resolution_words() { span.faint { "the resolution: " (text) } } }
+                    @else { span.faint { "noise, if it holds no difference" } } }
             }
             div.name {} div.axis aria-hidden="true" {
                 @for value in &values { span style={ "left:" (format!("{:.2}", place(*value))) "%" } { (tick_text(*value, &values)) " %" } }

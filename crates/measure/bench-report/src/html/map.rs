@@ -5,8 +5,8 @@ use super::tables::more;
 use crate::Detail;
 use crate::view::Section;
 use address_space::{PageSize, format_bytes};
-use bench_record::{AddressMap, Design, MapRange};
 use maud::{Markup, html};
+use measure::record::{AddressMap, Design, MapRange};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of a mapping that count as much as resident ones: so that one of which nothing is resident is seen.
@@ -107,7 +107,7 @@ fn states<'a>(maps: &[(&'a str, &'a AddressMap)], design: Design, most: usize) -
 /// process.
 #[derive(Default)]
 struct Slots {
-    /// A name, and how many of it came before.
+    /// A name, and its number of earlier occurrences.
     order: Vec<(String, usize)>,
 }
 
@@ -187,9 +187,9 @@ struct Label {
     place: Place,
 }
 
-/// Where addresses lie in the drawing. Between two neighbouring boundaries of any state nothing changes.
+/// The positions of addresses in the drawing. All states are constant between two adjacent boundaries.
 struct Layout {
-    /// Each boundary, and the place where it is drawn; in the order of addresses.
+    /// Each boundary, and its position in the drawing; in the order of addresses.
     boundaries: Vec<(u64, f64)>,
     labels: Vec<Label>,
 }
@@ -199,7 +199,7 @@ impl Layout {
         let drawn = || states.iter().flat_map(|state| &state.cells);
         let addresses: BTreeSet<u64> = drawn().flat_map(|cell| [cell.start, cell.end]).collect();
         let addresses: Vec<u64> = addresses.into_iter().collect();
-        // Weight and name of what lies between a boundary and the next.
+        // Weight and name of the part between a boundary and the next.
         let mut between: Vec<(f64, &str)> = vec![(0.0, ""); addresses.len()];
         for Cell { range, start, end } in drawn() {
             let first = addresses.partition_point(|at| at < start);
@@ -215,9 +215,9 @@ impl Layout {
             }
         }
         let groups = groups(&between);
-        let total: f64 = groups.iter().map(|(_, weight, _)| weight.sqrt()).sum::<f64>().max(1.0);
+        let total: f64 = groups.iter().map(|group| group.weight.sqrt()).sum::<f64>().max(1.0);
         let (mut boundaries, mut labels, mut left) = (Vec::new(), Vec::new(), 0.0);
-        for (members, weight, name) in groups {
+        for Group { members, weight, name } in groups {
             let width = weight.sqrt() / total;
             if weight > 0.0 {
                 labels.push(Label { text: name.to_owned(), place: Place { left, width } });
@@ -244,17 +244,25 @@ impl Layout {
     }
 }
 
-/// Runs of neighbours of one name: which they are, their weight together, and the name.
-fn groups<'n>(between: &[(f64, &'n str)]) -> Vec<(std::ops::Range<usize>, f64, &'n str)> {
-    let mut groups: Vec<(std::ops::Range<usize>, f64, &str)> = Vec::new();
+/// Neighbours of one name.
+struct Group<'n> {
+    members: std::ops::Range<usize>,
+    /// Sum of the weights.
+    weight: f64,
+    name: &'n str,
+}
+
+/// Joins neighbours of one name.
+fn groups<'n>(between: &[(f64, &'n str)]) -> Vec<Group<'n>> {
+    let mut groups: Vec<Group<'n>> = Vec::new();
     for (at, &(weight, name)) in between.iter().enumerate() {
         match groups.last_mut() {
             // Gaps weigh nothing, and belong to what they follow.
-            Some((members, sum, last)) if *last == name || weight == 0.0 => {
-                members.end = at + 1;
-                *sum += weight;
+            Some(last) if last.name == name || weight == 0.0 => {
+                last.members.end = at + 1;
+                last.weight += weight;
             }
-            _ => groups.push((at..at + 1, weight, name)),
+            _ => groups.push(Group { members: at..at + 1, weight, name }),
         }
     }
     groups
@@ -276,14 +284,14 @@ fn name(range: &MapRange) -> &str {
     if range.object.is_empty() { &range.kind } else { &range.object }
 }
 
-/// A mapping: how much of it is on pages of which size.
+/// A mapping: its bytes on pages of each size.
 fn block(cell: &Cell<'_>, layout: &Layout, sizes: &[u64], base: u64) -> Markup {
     let range = cell.range;
     let share = |bytes: u64| (bytes as f64 / range.mapped().max(1) as f64 * 100.0).min(100.0);
     let all_huge = range.huge.iter().fold(0u64, |sum, huge| sum.saturating_add(huge.bytes));
     let main = range.huge.iter().max_by_key(|huge| huge.bytes).map(|huge| huge.page_size.unwrap_or(0));
     let class = main.and_then(|size| sizes.iter().position(|other| *other == size)).unwrap_or(0).min(HUGE_COLOURS - 1);
-    // What is resident is seen, however little it is.
+    // Resident bytes are visible even if they are few.
     let (huge, resident) = (share(all_huge), share(range.resident.max(all_huge)));
     let resident = if resident > 0.0 { resident.max(6.0) } else { 0.0 };
     html! {

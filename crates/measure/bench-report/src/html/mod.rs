@@ -11,16 +11,16 @@ use crate::words;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("style.css");
-/// Zooms address maps and tells what the pointer is on. Nothing else on the page needs a script.
+/// Zooms address maps and shows the item at the pointer. No other part of the page needs a script.
 const SCRIPT: &str = include_str!("zoom.js");
-/// What a browser lets the page do: its own styles, and the script of this hash, whatever a record holds. A test compares the
-/// hash with [`SCRIPT`]'s.
+/// The page's permissions in a browser: its own styles, and the script with this hash, for any record. A test compares
+/// the hash with [`SCRIPT`]'s.
 pub(crate) const POLICY: &str = include_str!("policy.txt");
 
 /// The whole page.
 pub(crate) fn page(sections: &[Section], detail: Detail) -> String {
     let title = match sections {
-        [one] => format!("{}: {}", one.verdict().0, one.program),
+        [one] => format!("{}: {}", one.advice.headline, one.program),
         many => format!("Does it pay? {} measurements", many.len()),
     };
     let page = html! {
@@ -59,17 +59,18 @@ fn summary(sections: &[Section]) -> Markup {
         p.caption { "Work for the same cost, against plain" }
         div.scroll { table {
             thead { tr {
-                th scope="col" { "Program" } th scope="col" { "Arm" } th scope="col" { "Difference" }
-                th scope="col" { "Resolution" } th scope="col" { "Finding" } th.number scope="col" { "Blocks" }
+                th scope="col" { "Program" } th scope="col" { "Decision" } th scope="col" { "Arm" } th scope="col" { "Difference" }
+                th scope="col" { "May be hidden" } th scope="col" { "Finding" } th.number scope="col" { "Blocks" }
             } }
             tbody {
                 @for (number, section) in sections.iter().enumerate() {
                     @for arm in &section.arms {
                         tr {
                             th scope="row" { a href={ "#r" (number) } { (section.program) } }
+                            td { (section.advice.headline) }
                             td { (arm.name) }
                             td.nowrap { (pretty(&words::interval(&arm.answer))) }
-                            td.nowrap { (section.resolution_words().unwrap_or_else(|| "–".to_owned())) }
+                            td.nowrap { (arm.hidden.as_deref().unwrap_or("–")) }
                             td { (pretty(&arm.said)) }
                             td.number { (section.blocks) }
                         }

@@ -7,17 +7,19 @@ use crate::view::Section;
 use maud::{Markup, PreEscaped, html};
 
 pub(super) fn section(section: &Section, number: usize, is_one_of_many: bool, detail: Detail) -> Markup {
-    let (verdict, class) = section.verdict();
+    let advice = &section.advice;
     html! {
         article id={ "r" (number) } aria-labelledby={ "h" (number) } {
-            header class={ "top " (class) } {
+            header class={ "top " (advice.class) } {
                 p.file { (section.file) }
                 @if is_one_of_many {
-                    h2 id={ "h" (number) } { (verdict) span.program { (section.program) } }
+                    h2 id={ "h" (number) } { (advice.headline) span.program { (section.program) } }
                 } @else {
-                    h1 id={ "h" (number) } { (verdict) span.program { (section.program) } }
+                    h1 id={ "h" (number) } { (advice.headline) span.program { (section.program) } }
                 }
-                p.sentence { (pretty(&section.sentence())) }
+                p.sentence { (pretty(&advice.reason)) "." }
+                @if let Some(next) = &advice.next { p.next { "Next: " (next) } }
+                @if section.arms.len() > 1 { p { (pretty(&section.sentence())) } }
                 @for note in &section.notes { p.note { (note) } }
             }
             (part("Ratio and control", bars::intervals(section)))
@@ -81,7 +83,7 @@ fn over_time(section: &Section, detail: Detail) -> Markup {
                         }
                         None => "Each dot is a pair: treated windows against the plain ones of the same block. ",
                     }
-                    "Lines are centres; the band is the resolution. "
+                    "Lines are centres; the band is what plain shows against itself. "
                     @if wide.outside > 0 { (wide.outside) " pairs lie beyond the axis and stand at its end." }
                 }
             }

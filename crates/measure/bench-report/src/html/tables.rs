@@ -4,8 +4,8 @@ use crate::Detail;
 use crate::switch_cost::cpu_cost;
 use crate::view::{LiftView, Rates, Section, page};
 use address_space::format_bytes;
-use bench_record::{Design, MemoryUse};
 use maud::{Markup, html};
+use measure::record::{Design, MemoryUse};
 
 /// Objects that are named beside a reason.
 const PLACES: usize = 4;
