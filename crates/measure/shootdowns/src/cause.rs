@@ -3,7 +3,7 @@
 use serde::Serialize;
 use std::fmt;
 
-/// What made the kernel invalidate translations that other CPUs may hold.
+/// The reason why the kernel invalidated translations that other CPUs may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
@@ -43,12 +43,12 @@ pub enum Cause {
     Writeback,
     /// A huge page is split.
     Split,
-    /// None of these is on the stack, or kernel addresses are hidden.
+    /// No known function is on the stack, or kernel addresses are hidden.
     Unknown,
 }
 
-/// Functions by which a cause is recognised, the most telling first. A name matches where a function's begins with it; the
-/// names are those of Linux 5.10 to 7.2, in mm/, kernel/sched/fair.c and the entry points of system calls.
+/// Functions that identify a cause, the most specific first. A name matches if a function's begins with it; the names
+/// are those of Linux 5.10 to 7.2, in mm/, kernel/sched/fair.c and the entry points of system calls.
 const TELLING: [(&str, Cause); 50] = [
     ("task_numa_work", Cause::NumaBalancing),
     ("change_prot_numa", Cause::NumaBalancing),
@@ -95,7 +95,7 @@ const TELLING: [(&str, Cause); 50] = [
     ("__arm64_sys_brk", Cause::Brk),
     ("unmap_mapping_range", Cause::Truncate),
     ("unmap_mapping_pages", Cause::Truncate),
-    // What stands on the stack where the compiler makes the entry point's last call a jump.
+    // The function on the stack if the compiler makes the entry point's last call a jump.
     ("__do_sys_munmap", Cause::Munmap),
     ("__do_sys_madvise", Cause::Madvise),
     ("__do_sys_mprotect", Cause::Mprotect),
@@ -111,7 +111,7 @@ impl Cause {
         TELLING.iter().find(|(name, _)| stands_there(name)).map_or(Self::Unknown, |(_, cause)| *cause)
     }
 
-    /// The cause that a system call stands for, by its number on this machine.
+    /// The cause for a system call, by its number on this machine.
     pub fn of_system_call(number: i64) -> Self {
         let calls = [
             (libc::SYS_munmap, Self::Munmap),
@@ -122,8 +122,8 @@ impl Cause {
         calls.iter().find(|(call, _)| *call == number).map_or(Self::Unknown, |(_, cause)| *cause)
     }
 
-    /// The cause that a function of the C library stands for, which makes the system call of its name: where the kernel hides
-    /// its own names, the program's stack still tells.
+    /// The cause for a function of the C library, which makes the system call of its name: if the kernel hides its own
+    /// names, the program's stack still identifies it.
     pub fn of_wrapper(function: &str) -> Self {
         let bare = function.split('@').next().unwrap_or(function).trim_start_matches('_');
         match bare {
@@ -137,7 +137,7 @@ impl Cause {
         }
     }
 
-    /// True where a call of the program asked for it, not the kernel by itself.
+    /// True if a call of the program caused it, not the kernel.
     pub fn is_call(self) -> bool {
         matches!(
             self,

@@ -1,22 +1,23 @@
 //! Names what is behind a process's shootdowns, and what ends them.
 
 use crate::cause::Cause;
+use crate::severity::Severity;
 use crate::stacks::Frame;
 use crate::summary::ProcessSummary;
+pub use heap_choice::cures::Effect;
+use heap_choice::cures::{Advice, Cure, Flags, When, cures};
 use heap_choice::{Allocator, Environment, Family, Place, Program, Runtime};
-pub use heap_cures::Effect;
-use heap_cures::{Advice, Cure, Flags, When, cures};
 use process_view::{ProcessCode, ProcessFiles};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// A finding below this share of a process's shootdowns is not told.
+/// A finding below this share of a process's shootdowns is not reported.
 const SMALLEST_SHARE: f64 = 0.02;
-/// Fewer stacks than these are too few to tell: a share of a half may as well be a quarter or three quarters.
+/// Fewer stacks than this prove nothing: a share of a half may as well be a quarter or three quarters.
 pub const FEWEST_STACKS: f64 = 20.0;
 
-/// What is behind one process's shootdowns.
+/// The cause of one process's shootdowns.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diagnosis {
     /// The process.
@@ -25,7 +26,9 @@ pub struct Diagnosis {
     pub allocator: Option<String>,
     /// Variables in its environment that steer its allocator, `NAME=VALUE`, and such flags of a JVM's command line.
     pub environment: Vec<String>,
-    /// What sends, the most frequent first.
+    /// Their cost, and the recommended action.
+    pub severity: Severity,
+    /// The senders, the most frequent first.
     pub findings: Vec<Finding>,
 }
 
@@ -36,13 +39,13 @@ pub struct Finding {
     pub share: f64,
     /// It is from fewer than [`FEWEST_STACKS`], so that its share may be far from the true one.
     pub uncertain: bool,
-    /// What happens.
+    /// The behaviour.
     pub behaviour: Behaviour,
     /// In words.
     pub text: String,
     /// Settings that end it.
     pub cures: Vec<Remedy>,
-    /// What to do where no setting does.
+    /// The advice if no setting helps.
     pub advice: Option<Advice>,
 }
 
@@ -60,15 +63,15 @@ pub struct Remedy {
     pub stays: Vec<String>,
     /// Whether it ends the behaviour or reduces it.
     pub effect: Effect,
-    /// For whom it is.
+    /// The versions that it applies to.
     pub versions: String,
-    /// What it costs.
+    /// Its cost.
     pub costs: String,
     /// Where that is documented.
     pub source: String,
 }
 
-/// What makes a process send shootdowns.
+/// The reason why a process sends shootdowns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "by", content = "how")]
 pub enum Behaviour {
@@ -78,7 +81,7 @@ pub enum Behaviour {
     Runtime,
     /// The program itself, by its own calls.
     Program(Cause),
-    /// The program or its allocator: the stack or the process's files do not tell.
+    /// The program or its allocator: the stack and the process's files do not identify it.
     Unattributed(Cause),
     /// The kernel.
     Kernel(Cause),
@@ -118,7 +121,7 @@ impl fmt::Display for Returning {
     }
 }
 
-/// What a process's files and environment tell.
+/// The facts from a process's files and environment.
 #[derive(Debug)]
 pub(crate) struct Subject {
     allocator: Option<Allocator>,
@@ -129,14 +132,14 @@ pub(crate) struct Subject {
     object: Option<usize>,
 }
 
-/// The allocator of a process that runs; `None` where it cannot be looked at.
+/// The allocator of a running process; `None` if it cannot be read.
 pub fn allocator_of(pid: i32) -> Option<Allocator> {
     Some(Allocator::of(&Program::of_process(&ProcessCode::of(pid).ok()?)?))
 }
 
 impl Subject {
-    /// What is behind the shootdowns of a process of which this is known.
-    pub fn diagnose(&self, process: &ProcessSummary) -> Diagnosis {
+    /// The cause of the shootdowns of a process that was watched for so many seconds.
+    pub fn diagnose(&self, process: &ProcessSummary, seconds: f64) -> Diagnosis {
         let mut shares: BTreeMap<Behaviour, f64> = BTreeMap::new();
         for path in &process.paths {
             *shares.entry(self.behaviour(path.cause, &path.frames)).or_default() += path.share;
@@ -152,11 +155,12 @@ impl Subject {
             pid: process.pid,
             allocator: self.allocator.as_ref().map(ToString::to_string),
             environment: self.settings(),
+            severity: Severity::of(process, seconds),
             findings,
         }
     }
 
-    /// True where the process's files could be read.
+    /// True if the process's files could be read.
     pub fn is_known(&self) -> bool {
         self.allocator.is_some()
     }
@@ -178,7 +182,7 @@ impl Subject {
         Self { allocator, environment: Environment::parse(&environment), words: words.collect(), object }
     }
 
-    /// What one path shows.
+    /// The behaviour that one path shows.
     fn behaviour(&self, cause: Cause, frames: &[Frame]) -> Behaviour {
         if !cause.is_call() || cause == Cause::Exit {
             return Behaviour::Kernel(cause);
@@ -253,7 +257,7 @@ impl Subject {
         Finding { share, uncertain: false, behaviour, text, cures, advice }
     }
 
-    /// What a runtime's own memory belongs to.
+    /// The owner of a runtime's own memory.
     fn runtime_name(&self) -> &'static str {
         let allocator = self.allocator.as_ref();
         match allocator.map(|allocator| (&allocator.family, allocator.runtime)) {
@@ -300,7 +304,7 @@ impl Subject {
         cures().of(allocator, &self.flags()).into_iter().filter(fits).map(remedy).collect()
     }
 
-    /// What the process's environment says to its allocator, and its command line to a JVM.
+    /// The settings in the process's environment for its allocator, and in its command line for a JVM.
     fn settings(&self) -> Vec<String> {
         let Some(allocator) = &self.allocator else { return Vec::new() };
         let flags = self.flags();
@@ -323,7 +327,7 @@ fn is_jvm_flag(word: &str) -> bool {
         || word.strip_prefix("-XX:").is_some_and(|rest| PARTS.iter().any(|part| rest.contains(part)))
 }
 
-/// Callers that are looked at: an allocator's own functions are few.
+/// Callers that are examined: an allocator has few functions.
 const MOST_CALLERS: usize = 16;
 
 /// The allocator's name and version without the evidence.
@@ -384,8 +388,8 @@ fn is_interface(name: &str) -> bool {
     NAMES.contains(&bare) || BEGINNINGS.iter().any(|start| bare.starts_with(start.trim_start_matches('_')))
 }
 
-/// A function of jemalloc's own: linked in, its interface may have been made part of these (jemalloc 5, src/jemalloc.c, pac.c,
-/// tcache.c, arena.c, extent.c).
+/// A function of jemalloc itself: if it is linked in, its interface may have been inlined into these (jemalloc 5,
+/// src/jemalloc.c, pac.c, tcache.c, arena.c, extent.c).
 fn is_inside_jemalloc(name: &str) -> bool {
     const BEGINNINGS: [&str; 9] = [
         "malloc_default",

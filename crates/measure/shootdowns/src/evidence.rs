@@ -1,9 +1,9 @@
-//! What the numbers of a watch come from.
+//! The source of a watch's numbers.
 
 use serde::Serialize;
 use std::fmt;
 
-/// What the numbers come from, the best first.
+/// The source of the numbers, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Evidence {

@@ -1,7 +1,7 @@
-//! Reads the `format` files of tracepoints: where each field lies in a record, and the names of a field's values.
+//! Reads the `format` files of tracepoints: the position of each field in a record, and the names of a field's values.
 //!
-//! Numbers and layouts of events are no interface and change between kernel versions, so nothing of them is written down
-//! here. The text comes from the kernel; damaged text is refused, never guessed at.
+//! Numbers and layouts of events are no interface and change between kernel versions, so this file contains none. The
+//! text comes from the kernel; damaged text is refused, never guessed.
 
 use std::fmt;
 
@@ -41,7 +41,7 @@ pub struct Field {
 /// Why a format file is not understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct FormatError {
-    /// What is wrong or missing.
+    /// The wrong or missing part.
     what: &'static str,
 }
 
@@ -124,7 +124,7 @@ fn number_of(text: &str) -> Option<i64> {
 }
 
 impl Field {
-    /// Parses what stands behind `field:`: `int reason;`, and `offset:8;`, `size:4;`, `signed:1;` behind tabs.
+    /// Parses the text after `field:`: `int reason;`, and `offset:8;`, `size:4;`, `signed:1;` after tabs.
     fn parse(text: &str) -> Result<Self, FormatError> {
         let mut parts = text.split(';').map(str::trim);
         let Some(declaration) = parts.next() else { return wrong("a field without a declaration") };

@@ -36,7 +36,7 @@ impl InterruptCounts {
     /// Shootdowns received since `earlier`, on all CPUs together; `None` where they are not counted.
     pub fn shootdowns_since(&self, earlier: &Self) -> Option<u64> {
         let (now, before) = (self.shootdowns.as_ref()?, earlier.shootdowns.as_ref()?);
-        // A CPU that came online or went offline changes the columns; the sums still tell.
+        // A CPU that came online or went offline changes the columns; the sums are still valid.
         let sum = |numbers: &[u64]| numbers.iter().fold(0, |sum: u64, number| sum.wrapping_add(*number));
         Some(sum(now).saturating_sub(sum(before)))
     }

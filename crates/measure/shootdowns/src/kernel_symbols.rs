@@ -10,7 +10,7 @@ pub struct KernelSymbols {
 }
 
 impl KernelSymbols {
-    /// Reads the names; empty where the kernel hides its addresses (`kernel.kptr_restrict`).
+    /// Reads the names; empty if the kernel hides its addresses (`kernel.kptr_restrict`).
     pub fn read() -> Self {
         let bytes = File::open("/proc/kallsyms").and_then(|file| KERNEL_TEXT.read_rest(file)).unwrap_or_default();
         Self::parse(&String::from_utf8_lossy(&bytes))
@@ -30,12 +30,12 @@ impl KernelSymbols {
         Self { functions }
     }
 
-    /// True where no name is known.
+    /// True if no name is known.
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }
 
-    /// The function that an address lies in, as far as the table tells: the last that begins at or before it.
+    /// The function that contains an address, as far as the table shows: the last that begins at or before it.
     pub fn name(&self, address: u64) -> Option<&str> {
         let after = self.functions.partition_point(|(start, _)| *start <= address);
         self.functions.get(after.checked_sub(1)?).map(|(_, name)| &**name)

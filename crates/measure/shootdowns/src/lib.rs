@@ -5,6 +5,7 @@
 //! and the setting that ends it. Nothing here changes another process.
 #![forbid(unsafe_code)]
 
+mod calls;
 pub mod cause;
 pub mod diagnosis;
 mod evidence;
@@ -16,17 +17,20 @@ mod overhead;
 mod pace;
 pub mod reason;
 mod rings;
+pub mod severity;
 mod stackless;
 pub mod stacks;
 pub mod summary;
 mod tally;
 pub mod times;
 mod tracepoints;
+mod usage;
 mod watch;
 
 pub use cause::Cause;
 pub use diagnosis::Diagnosis;
 pub use evidence::Evidence;
+pub use severity::Severity;
 pub use summary::Summary;
 pub use tracepoints::NoTracepoint;
 pub use watch::Watch;

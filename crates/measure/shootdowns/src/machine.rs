@@ -1,4 +1,4 @@
-//! How this machine tells other CPUs to forget translations, and what of it cannot be seen.
+//! This machine's way to invalidate translations on other CPUs, and its invisible parts.
 
 use serde::Serialize;
 use std::fmt;
@@ -48,7 +48,7 @@ impl fmt::Display for Unseen {
     }
 }
 
-/// What is known of this machine.
+/// The invisible parts on this machine.
 pub fn unseen() -> Vec<Unseen> {
     let mut found: Vec<Unseen> = hypervisor().into_iter().collect();
     let flags = linux::text::bytes_of("/proc/cpuinfo").unwrap_or_default();
@@ -61,13 +61,13 @@ pub fn unseen() -> Vec<Unseen> {
     found
 }
 
-/// True where the first CPU of `/proc/cpuinfo` has this flag.
+/// True if the first CPU of `/proc/cpuinfo` has this flag.
 fn has_flag(cpuinfo: &str, flag: &str) -> bool {
     let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
     flags.is_some_and(|(_, flags)| flags.split_whitespace().any(|found| found == flag))
 }
 
-/// What one leaf of CPUID answers.
+/// The answer of one leaf of CPUID.
 #[derive(Clone, Copy, Debug, Default)]
 struct Leaf {
     eax: u32,
@@ -135,7 +135,7 @@ mod tests {
         Leaf { eax: 0, ebx: part(0), ecx: part(4), edx: part(8) }
     }
 
-    /// What is said of a machine with these leaves; all others are zero.
+    /// The result for a machine with these leaves; all others are zero.
     fn said(leaves: &[(u32, Leaf)]) -> Option<Unseen> {
         hypervisor_of(|leaf| leaves.iter().find(|(number, _)| *number == leaf).map_or(Leaf::default(), |(_, of)| *of))
     }

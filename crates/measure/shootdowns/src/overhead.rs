@@ -1,4 +1,4 @@
-//! What watching costs the threads that are watched: each event holds its thread up for a record, some for a stack.
+//! The cost of watching for the watched threads: each event delays its thread for a record, some for a stack.
 //!
 //! Measured on this machine, on a cheap system call of this thread: its tracepoint is recorded by the same code of the kernel as
 //! a flush.

@@ -3,24 +3,24 @@
 //! The kernel can choose it, by a frequency, but lowers it again by an eighth in each tick only: a short burst of whichever
 //! process then costs the stacks of all others for long.
 
-/// Stacks in a cycle and CPU of what is watched; each takes about 30 µs to unwind.
+/// Stacks in a cycle and CPU for the watched process; each takes about 30 µs to unwind.
 pub(crate) const WANTED: u64 = 20;
 /// Stacks in a cycle and CPU of all processes, for which a ring has room.
 pub(crate) const MOST: u64 = 40;
 
-/// What had come when the periods were chosen last.
+/// The counts at the last choice of the periods.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     /// Events of each CPU.
     counted: Vec<u64>,
-    /// Events of all processes whose record was read, and those of the watched process.
+    /// Events of all processes whose record was read, and the watched process's.
     sampled: u64,
     own: u64,
 }
 
 impl Pace {
-    /// The period of each CPU's stacks for the next cycle, from all events since the start: those of each CPU, and by records
-    /// those of all processes and of the one that is watched, where one is.
+    /// The period of each CPU's stacks for the next cycle, from all events since the start: the events of each CPU and,
+    /// by records, those of all processes and of the watched one, if there is one.
     pub fn periods(&mut self, counted: Vec<u64>, sampled: u64, own: Option<u64>) -> Vec<u64> {
         let (all, of_it) = (sampled.saturating_sub(self.sampled), own.map(|own| own.saturating_sub(self.own)));
         let share = of_it.map_or(1.0, |of_it| if all > 0 { (of_it as f64 / all as f64).min(1.0) } else { 0.0 });
@@ -53,9 +53,9 @@ mod tests {
     #[test]
     fn a_process_beside_a_storm_keeps_as_many_stacks_as_the_ring_has_room_for() {
         let mut pace = Pace::default();
-        // One in a hundred is its own: the limit is that of all stacks.
+        // One in a hundred belongs to the process: the limit for all stacks applies.
         assert_eq!(pace.periods(vec![4000], 4000, Some(40)), [128]);
-        // All of them are.
+        // All belong to the process.
         assert_eq!(pace.periods(vec![8000], 8000, Some(4040)), [256]);
         assert_eq!(pace.periods(vec![8030], 8030, Some(4040)), [1]);
     }

@@ -1,4 +1,4 @@
-//! What a record of `tlb:tlb_flush` says, by the reason's text: the numbers differ between kernel versions.
+//! The meaning of a record of `tlb:tlb_flush`, by the reason's text: the numbers differ between kernel versions.
 
 use crate::format::{Field, Format};
 

@@ -29,9 +29,9 @@ pub(crate) struct Selection {
 /// How samples are taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sampling {
-    /// Thread, time and the record itself, of every event: what a ring has no room for is counted as lost. Frequencies are
-    /// no help here: a short burst makes the kernel skip events for long afterwards, and a process that sends few of them
-    /// is then estimated from nearly none.
+    /// Thread, time and the record itself, for every event: records without room in a ring are counted as lost.
+    /// Frequencies do not help here: a short burst makes the kernel skip events for long afterwards, and a process with
+    /// few events is then estimated from nearly none.
     Records,
     /// Those fields and the stacks of kernel and user, of one event in so many ([`Rings::set_periods`]).
     Stacks,
@@ -56,7 +56,7 @@ pub(crate) struct Sample {
     /// Nanoseconds of CLOCK_MONOTONIC.
     pub time: u64,
     pub cpu: u32,
-    /// Events that it stands for.
+    /// Events that it represents.
     pub weight: u64,
     pub raw: Vec<u8>,
     /// Addresses in the kernel, innermost first.
@@ -77,8 +77,8 @@ struct Ring {
     periods: Periods,
 }
 
-/// One in how many events is sampled, since when. Records do not tell: the kernel samples every software event whose records
-/// are to hold their period (kernel/events/core.c, perf_swevent_event).
+/// The sampling period of events, and its start. Records do not contain it: the kernel samples every software event
+/// whose records are to include their period (kernel/events/core.c, perf_swevent_event).
 #[derive(Debug)]
 struct Periods {
     /// That of the oldest samples in the ring first.
@@ -205,7 +205,8 @@ impl Rings {
         self.drain_within(Duration::MAX, take);
     }
 
-    /// Hands out what has come, ring by ring, each for its part of the time. What there is no time for stays in the ring.
+    /// Hands out the new records, ring by ring, each for its part of the time. Records beyond the time stay in the
+    /// ring.
     pub fn drain_within(&mut self, time: Duration, mut take: impl FnMut(Sample)) {
         let part = time / u32::try_from(self.rings.len()).unwrap_or(u32::MAX).max(1);
         for ring in &mut self.rings {

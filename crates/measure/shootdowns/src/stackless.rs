@@ -1,5 +1,6 @@
-//! Reads samples with stacks of threads that have no stack in a program: those of the kernel. Where a sample has no registers
-//! of a program the kernel leaves out their values (`perf_output_sample` in kernel/events/core.c, PERF_SAMPLE_REGS_ABI_NONE).
+//! Reads samples with stacks of threads that have no stack in a program: kernel threads. If a sample has no registers
+//! of a program the kernel omits their values (`perf_output_sample` in kernel/events/core.c,
+//! PERF_SAMPLE_REGS_ABI_NONE).
 
 /// `PERF_SAMPLE_REGS_ABI_NONE` of linux/perf_event.h.
 const NO_REGISTERS: u64 = 0;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Frames that are unwound of one stack.
 pub const MOST_FRAMES: usize = 48;
-/// A process in which code has been mapped is looked at again, but not more often than this.
+/// A process in which code has been mapped is read again, but not more often than this.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Registers and stack of a thread at a sample.
@@ -40,9 +40,9 @@ pub struct UserStack {
 /// One frame with its names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Frame {
-    /// The object's name, or that of the mapping where the code belongs to no object.
+    /// The object's name, or the mapping's if the code belongs to no object.
     pub object: String,
-    /// The function, where a symbol tells.
+    /// The function, if a symbol covers it.
     pub function: Option<String>,
     /// The address as in the object's file.
     pub address: u64,
@@ -75,7 +75,7 @@ impl ProcessStacks {
     /// Looks at process `pid`.
     ///
     /// # Errors
-    /// [`ObservationError`] where it cannot be looked at, since it has ended for example.
+    /// [`ObservationError`] if it cannot be read, for example because it has ended.
     pub fn of(pid: i32) -> Result<Self, ObservationError> {
         let code = ProcessCode::of(pid)?;
         Ok(Self {
@@ -111,8 +111,8 @@ impl ProcessStacks {
         address.is_some_and(|&address| self.code.object_at(address).is_some())
     }
 
-    /// Looks at the process again where frames lie in a file that was not mapped there; true where it did. Generated code, of
-    /// which each frame is in no object, is no reason: all symbols would be read again.
+    /// Reads the process again if frames are in a file that was not mapped there; true if it did. Generated code, whose
+    /// frames are in no object, is no reason: all symbols would be read again.
     fn is_behind(&mut self, frames: &[u64]) -> bool {
         let unknown = |&&address: &&u64| self.code.object_at(address).is_none();
         let unknown: Vec<u64> = frames.iter().filter(unknown).copied().collect();
@@ -132,7 +132,7 @@ impl ProcessStacks {
 
     fn unwound_by_tables(&mut self, stack: &UserStack) -> Vec<u64> {
         let mut frames = self.unwound(stack);
-        // Tables are read for objects in which a frame lies; with them the next frames may be others.
+        // Tables are read for objects that contain a frame; with them the next frames may differ.
         for _ in 0..self.has_tables.len() {
             if !self.read_tables_of(&frames) {
                 break;
@@ -159,7 +159,7 @@ impl ProcessStacks {
         frames
     }
 
-    /// Reads the tables of objects that the addresses lie in; true where there are new ones.
+    /// Reads the tables of objects that contain the addresses; true if there are new ones.
     fn read_tables_of(&mut self, addresses: &[u64]) -> bool {
         let mut is_new = false;
         for &address in addresses {

@@ -1,4 +1,4 @@
-//! What was seen, as numbers that can be printed: totals are counted, shares and paths sampled.
+//! The results, as numbers that can be printed: totals are counted, shares and paths sampled.
 
 use crate::cause::Cause;
 use crate::evidence::Evidence;
@@ -9,16 +9,16 @@ use crate::times::TimesByProcess;
 use serde::Serialize;
 use std::collections::HashMap;
 
-/// What a watch has seen.
+/// The results of a watch.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// What the numbers come from.
+    /// The source of the numbers.
     pub evidence: Evidence,
     /// Why better evidence was not used.
     pub refused: Vec<String>,
-    /// What this machine does not show.
+    /// The parts that are invisible on this machine.
     pub unseen: Vec<Unseen>,
-    /// The process that alone is watched; all of them without.
+    /// The only watched process; without it all are watched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watched: Option<i32>,
     /// Seconds that were watched.
@@ -34,11 +34,11 @@ pub struct Summary {
     pub processes: Vec<ProcessSummary>,
     /// Those together that there was no room for among these: the ended ones, and those that sent least.
     pub others: Others,
-    /// What watching took, and what it missed.
+    /// The cost of watching, and the missed events.
     pub watching: Watching,
 }
 
-/// What watching took, and what it missed.
+/// The cost of watching, and the missed events.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Watching {
     /// Stacks that were sampled.
@@ -62,20 +62,20 @@ pub struct Watching {
 /// Processes that are not shown by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Others {
-    /// Shootdowns sent, estimated where there were many.
+    /// Shootdowns sent, estimated if there were many.
     pub sent: f64,
     /// Shootdowns received.
     pub received: f64,
 }
 
 impl Others {
-    /// True where there were any.
+    /// True if there were any.
     pub fn had_any(&self) -> bool {
         self.sent + self.received > 0.0
     }
 
-    /// What they sent and received since an earlier summary. What processes had then that are not shown now came to these
-    /// since, but is older.
+    /// The shootdowns sent and received since an earlier summary. Counts of processes that were shown then and not now
+    /// have moved to these since, but are older.
     fn since(self, before: &Summary, now: &HashMap<i32, (f64, f64)>) -> Self {
         let mut moved = before.others;
         for process in &before.processes {
@@ -96,7 +96,7 @@ pub struct ProcessSummary {
     pub name: String,
     /// It is a thread of the kernel.
     pub kernel_thread: bool,
-    /// Shootdowns sent, estimated where there were many.
+    /// Shootdowns sent, estimated if there were many.
     pub sent: f64,
     /// Shootdowns received while it ran.
     pub received: f64,
@@ -108,11 +108,18 @@ pub struct ProcessSummary {
     pub waited_seconds: Option<f64>,
     /// Seconds that it was interrupted for flushes, of whomever.
     pub interrupted_seconds: Option<f64>,
+    /// Seconds of its threads in munmap, madvise, mprotect and mremap, which contain the waiting; `None` where they are not
+    /// measured.
+    pub call_seconds: Option<f64>,
+    /// Page faults of its threads; `None` if it had ended before they could be read.
+    pub page_faults: Option<u64>,
+    /// CPU seconds of its threads in the kernel, for all calls, page faults and interrupts.
+    pub kernel_seconds: Option<f64>,
     /// Threads, those that sent most first.
     pub threads: Vec<ThreadSummary>,
-    /// Stacks of it that were sampled, which shares and paths are from.
+    /// Its sampled stacks, the source of shares and paths.
     pub stacks: u64,
-    /// Number of stacks of equal weight that tell as much: in bursts one stack stands for many shootdowns.
+    /// Number of stacks of equal weight with the same information: in bursts one stack represents many shootdowns.
     pub effective_stacks: f64,
     /// Call paths, the most frequent first.
     pub paths: Vec<PathSummary>,
@@ -160,16 +167,16 @@ impl Scale {
         Self { sent: of(sent), received: of(received) }
     }
 
-    /// What sampled weights of several processes are.
+    /// The value of several processes' sampled weights.
     pub(crate) fn others(self, sampled: tally::Others) -> Others {
         Others { sent: sampled.sent as f64 * self.sent, received: sampled.received as f64 * self.received }
     }
 }
 
 impl Summary {
-    /// What was seen since an earlier summary of the same watch: counts and times of the time in between, processes and
-    /// threads that had any, those that sent most first. Shares and pages for each flush stay those of the whole watch, which
-    /// one second has too few samples for.
+    /// The results since an earlier summary of the same watch: counts and times of the time in between, processes and
+    /// threads that had any, the most active senders first. Shares and pages for each flush stay those of the whole
+    /// watch, because one second has too few samples.
     #[must_use]
     pub fn since(mut self, before: &Self) -> Self {
         let less = |now: Option<u64>, before: Option<u64>| now.map(|now| now.saturating_sub(before.unwrap_or(0)));
@@ -200,6 +207,9 @@ impl ProcessSummary {
         self.received = less(self.received, before.received);
         self.waited_seconds = less_if(self.waited_seconds, before.waited_seconds);
         self.interrupted_seconds = less_if(self.interrupted_seconds, before.interrupted_seconds);
+        self.call_seconds = less_if(self.call_seconds, before.call_seconds);
+        self.kernel_seconds = less_if(self.kernel_seconds, before.kernel_seconds);
+        self.page_faults = self.page_faults.map(|now| now.saturating_sub(before.page_faults.unwrap_or(0)));
         for thread in &mut self.threads {
             if let Some(before) = before.threads.iter().find(|earlier| earlier.tid == thread.tid) {
                 thread.sent = less(thread.sent, before.sent);
@@ -243,6 +253,9 @@ pub(crate) fn process_summary(
         whole_flushes: (flushes > 0).then(|| process.flushes.whole as f64 / flushes as f64),
         waited_seconds: seconds(times.waited.get(&pid).and_then(|times| times.mean()), sent),
         interrupted_seconds: seconds(times.interrupted.get(&pid).and_then(|times| times.mean()), received),
+        call_seconds: None,
+        page_faults: None,
+        kernel_seconds: None,
         threads,
         stacks: process.stacks,
         effective_stacks: process.effective_stacks(),

@@ -9,14 +9,14 @@ use std::path::Path;
 
 /// Bounds on what is kept: a hostile machine can have any number of short processes and threads.
 const MOST_PROCESSES: usize = 4096;
-/// Processes that make room at once where there is none: whether each has ended is looked up every so often only.
+/// Processes that are removed at once if there is no room: whether each has ended is only checked from time to time.
 const AT_ONCE: usize = MOST_PROCESSES / 4;
 /// The processes that sent most, which stay, ended or not.
 const HEAVIEST: usize = 64;
 const MOST_THREADS: usize = 1024;
 const MOST_PATHS: usize = 512;
 
-/// Everything that samples have told.
+/// The sums of all samples.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub processes: BTreeMap<i32, ProcessTally>,
@@ -46,7 +46,7 @@ pub(crate) struct ProcessTally {
     pub threads: BTreeMap<i32, ThreadTally>,
     pub flushes: Flushes,
     pub paths: HashMap<(Cause, Vec<u64>), PathTally>,
-    /// Weights of the stack samples together, of those whose path there was no room for too.
+    /// Weights of the stack samples together, including samples without room for their path.
     pub on_stacks: u64,
     /// Their number, and the sum of their weights' squares.
     pub stacks: u64,
@@ -132,7 +132,7 @@ impl Tally {
         })
     }
 
-    /// Moves the counts of some processes to the others: of those that have ended, then of those that sent least.
+    /// Moves the counts of some processes to the others: first of those that have ended, then of those that sent least.
     fn make_room(&mut self) {
         let weight = |process: &ProcessTally| (process.sent, process.received);
         let only = self.only;
@@ -163,7 +163,7 @@ fn is_kernel_thread(stat: &str) -> bool {
 }
 
 impl ProcessTally {
-    /// Number of stacks of equal weight that tell as much as the sampled ones (Kish's effective sample size).
+    /// Number of stacks of equal weight with the same information as the sampled ones (Kish's effective sample size).
     pub fn effective_stacks(&self) -> f64 {
         if self.squares > 0.0 { (self.on_stacks as f64).powi(2) / self.squares } else { 0.0 }
     }

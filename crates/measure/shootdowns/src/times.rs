@@ -1,8 +1,9 @@
 //! Time that senders wait and receivers are interrupted, from the records of one window.
 //!
-//! A sender queues a request for each CPU (`csd:csd_queue_cpu`) and waits until the last of them has been served; a receiver
-//! serves each between `csd_function_entry` and `csd_function_exit`. Of kernels without these, and where functions' addresses are
-//! hidden, there are the interrupts' records, without requests, for receivers alone. Pairs that the window cuts do not count.
+//! A sender queues a request for each CPU (`csd:csd_queue_cpu`) and waits until the last has been served; a receiver
+//! serves each between `csd_function_entry` and `csd_function_exit`. Kernels without these events, and kernels with
+//! hidden addresses of functions, have records of interrupts, without requests, for receivers alone. Pairs that the
+//! window cuts do not count.
 
 use std::collections::HashMap;
 
@@ -17,7 +18,7 @@ pub struct Moment {
     pub pid: i32,
     /// Current thread.
     pub tid: i32,
-    /// What happened.
+    /// The event.
     pub step: Step,
     /// The request's address, by which its records belong together.
     pub request: u64,

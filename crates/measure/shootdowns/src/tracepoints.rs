@@ -20,8 +20,15 @@ pub enum NoTracepoint {
     #[error("the tracepoint {0} has another format than expected")]
     NotUnderstood(String),
     /// The kernel refuses to open the event.
-    #[error("the tracepoint {0} may not be watched ({1}); fix: run as root, or sysctl kernel.perf_event_paranoid=-1")]
+    #[error("the tracepoint {0} may not be watched ({1}); fix: {fix}", fix = fix(.1))]
     Refused(String, io::Error),
+}
+
+fn fix(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "ulimit -n with 12 descriptors for each CPU",
+        _ => "run as root, or sysctl kernel.perf_event_paranoid=-1",
+    }
 }
 
 /// Reads the format of a tracepoint, `tlb/tlb_flush` for example.
@@ -32,4 +39,17 @@ pub(crate) fn format_of(name: &str) -> Result<Format, NoTracepoint> {
         _ => NoTracepoint::NotShown(shown.clone(), error),
     })?;
     Format::parse(&text).map_err(|_| NoTracepoint::NotUnderstood(shown))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_few_descriptors_are_no_lack_of_rights() {
+        let text =
+            |error| NoTracepoint::Refused("tlb:tlb_flush".to_owned(), io::Error::from_raw_os_error(error)).to_string();
+        assert!(text(libc::EMFILE).ends_with("fix: ulimit -n with 12 descriptors for each CPU"));
+        assert!(text(libc::EACCES).contains("fix: run as root"));
+    }
 }

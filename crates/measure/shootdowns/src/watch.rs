@@ -1,5 +1,6 @@
 //! Watches a machine's shootdowns by the best means that it allows.
 
+use crate::calls::{CallRings, CallTimes, NUMBER, filter};
 use crate::cause::Cause;
 use crate::diagnosis::{Diagnosis, Subject};
 use crate::evidence::Evidence;
@@ -15,6 +16,7 @@ use crate::summary::{ProcessSummary, Scale, Summary, Watching, paths_of, process
 use crate::tally::Tally;
 use crate::times::{Moment, Step, TimesByProcess};
 use crate::tracepoints::{NoTracepoint, format_of};
+use crate::usage::{Usage, of_all};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use std::collections::HashMap;
@@ -23,18 +25,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Stacks that are left at the end are looked at for so long: the first one of a large program waits for its symbols.
+/// Time for the stacks that are left at the end: the first one of a large program waits for its symbols.
 const AT_THE_END: Duration = Duration::from_secs(2);
 /// Rings are emptied this often.
 const CYCLE: Duration = Duration::from_millis(50);
-/// The part of a cycle in which times are measured where there are many shootdowns.
+/// The part of a cycle in which times are measured if there are many shootdowns.
 const SHORT_WINDOW: Duration = Duration::from_millis(5);
 /// Shootdowns in a cycle from which on times are measured in the short window only.
 const MANY: u64 = 200;
+/// Records of calls each second from which on the same holds.
+const MANY_CALLS: f64 = 10_000.0;
 /// Processes whose code is kept at a time.
 const MOST_STACKS: usize = 32;
-/// Processes whose allocator is looked up while they run; a process that is still there at the end is looked at then.
+/// Processes whose allocator is looked up while they run; a process that still runs at the end is read then.
 const MOST_SUBJECTS: usize = 256;
+
+/// Processes whose use of page faults is read, those that send most.
+const MOST_USES: usize = 64;
+/// How often it is read.
+const USES_READ: Duration = Duration::from_secs(1);
 
 /// How a record is understood.
 enum Reader {
@@ -64,6 +73,13 @@ pub struct Watch {
     refused: Vec<String>,
     events: Option<Events>,
     timing: Option<Timing>,
+    calls: Option<CallRings>,
+    call_times: CallTimes,
+    /// Records of calls each second in the last window.
+    call_rate: f64,
+    /// End of the time that windows represent.
+    measured_until: Instant,
+    uses: Uses,
     paths: Paths,
     pace: Pace,
     overhead: Option<Overhead>,
@@ -77,11 +93,20 @@ pub struct Watch {
     cpu_before: Duration,
 }
 
+/// Use of page faults and CPU time by processes.
+struct Uses {
+    /// At the start of the watch.
+    before: HashMap<i32, Usage>,
+    /// As last read, of processes that send most: they may end.
+    last: HashMap<i32, Usage>,
+    read_at: Instant,
+}
+
 /// Turns samples of stacks into call paths.
 struct Paths {
     kernel: KernelSymbols,
     code: HashMap<i32, Option<ProcessStacks>>,
-    /// What was known of processes when the first stack of them was read: they may end.
+    /// The facts about processes at their first stack: they may end.
     subjects: HashMap<i32, Subject>,
     only: Option<i32>,
     taken: u64,
@@ -90,9 +115,10 @@ struct Paths {
 }
 
 impl Watch {
-    /// Starts to watch, with `only` for the stacks of one process. Never fails: what is refused is said, and the next best
-    /// evidence taken.
+    /// Starts to watch, with `only` for the stacks of one process. Never fails: refusals are reported, and the next
+    /// best evidence is used.
     pub fn start(only: Option<i32>) -> Self {
+        linux::descriptors::allow_most();
         let kernel = KernelSymbols::read();
         let cpus = online_cpus();
         let mut refused = Vec::new();
@@ -107,6 +133,10 @@ impl Watch {
             Evidence::TlbTracepoint => open_timing_or_less(&cpus, &kernel, &mut refused),
             _ => None,
         };
+        let opened = events.as_ref().map(|_| CallRings::open(&cpus));
+        let calls = opened.and_then(|opened| {
+            opened.map_err(|why| refused.push(format!("the time in calls is not measured: {why}"))).ok()
+        });
         let interrupts = InterruptCounts::read().unwrap_or_default();
         if events.is_none() {
             evidence = if interrupts.shootdowns.is_some() { Evidence::Interrupts } else { Evidence::Nothing };
@@ -120,6 +150,11 @@ impl Watch {
             refused,
             events,
             timing,
+            calls,
+            call_times: CallTimes::default(),
+            call_rate: 0.0,
+            measured_until: Instant::now(),
+            uses: Uses { before: of_all(), last: HashMap::new(), read_at: Instant::now() },
             paths: Paths { kernel, code: HashMap::new(), subjects: HashMap::new(), only, taken: 0, unread: 0 },
             pace: Pace::default(),
             overhead,
@@ -132,7 +167,7 @@ impl Watch {
         }
     }
 
-    /// What the numbers come from.
+    /// The source of the numbers.
     pub fn evidence(&self) -> Evidence {
         self.evidence
     }
@@ -147,13 +182,25 @@ impl Watch {
             }
             let cycle = CYCLE.min(left);
             let now = self.totals().0.unwrap_or(0);
-            let window = if now.saturating_sub(before) > MANY { SHORT_WINDOW.min(cycle) } else { cycle };
+            let are_many = now.saturating_sub(before) > MANY || self.call_rate > MANY_CALLS;
+            let window = if are_many { SHORT_WINDOW.min(cycle) } else { cycle };
             before = now;
             self.measure_times(window);
             sleep(cycle - window);
             self.read_rings(CYCLE);
             self.set_pace();
+            if self.uses.read_at.elapsed() >= USES_READ {
+                let senders = self.largest_senders();
+                self.uses.read(senders.into_iter());
+            }
         }
+    }
+
+    /// The processes that send most.
+    fn largest_senders(&self) -> Vec<i32> {
+        let mut senders: Vec<_> = self.tally.processes.iter().map(|(&pid, process)| (process.sent, pid)).collect();
+        senders.sort_unstable_by(|a, b| b.cmp(a));
+        senders.into_iter().take(MOST_USES).map(|(_, pid)| pid).collect()
     }
 
     fn set_pace(&mut self) {
@@ -163,7 +210,7 @@ impl Watch {
         events.stacks.set_periods(&periods);
     }
 
-    /// Ends the watch: nothing is counted any more, and what has been recorded is looked at.
+    /// Ends the watch: counting stops, and the recorded samples are processed.
     pub fn finish(&mut self) {
         self.ended = Some((Instant::now(), InterruptCounts::read().unwrap_or_default()));
         if let Some(events) = &mut self.events {
@@ -176,7 +223,7 @@ impl Watch {
         }
     }
 
-    /// What has been seen up to now.
+    /// The results up to now.
     pub fn summary(&mut self) -> Summary {
         let mut summary = self.counts();
         for process in &mut summary.processes {
@@ -198,13 +245,19 @@ impl Watch {
             .map(|(&pid, process)| process_summary(pid, process, scale, &self.times))
             .collect();
         processes.sort_by(|a, b| b.sent.total_cmp(&a.sent).then(b.received.total_cmp(&a.received)));
+        self.uses.read(processes.iter().take(MOST_USES).map(|process| process.pid));
+        for process in &mut processes {
+            process.call_seconds = self.calls.as_ref().map(|_| self.call_times.of(process.pid));
+            let used = self.uses.of(process.pid);
+            (process.page_faults, process.kernel_seconds) = (used.map(|used| used.0), used.map(|used| used.1));
+        }
         let [lost_sent, lost_received, lost_stacks, lost_times] = self.lost();
         Summary {
             evidence: self.evidence,
             refused: self.refused.clone(),
             unseen: machine::unseen(),
             watched: self.paths.only,
-            seconds: (now - self.started).as_secs_f64(),
+            seconds: now.duration_since(self.started).as_secs_f64(),
             sent,
             received,
             interrupts: interrupts.shootdowns_since(&self.interrupts),
@@ -223,20 +276,31 @@ impl Watch {
         }
     }
 
-    /// What is behind the shootdowns of a process that was seen.
+    /// The cause of the shootdowns of a process in the results.
     pub fn diagnose(&self, process: &ProcessSummary) -> Diagnosis {
         let now = Subject::of(process.pid);
         match self.paths.subjects.get(&process.pid).filter(|_| !now.is_known()) {
-            Some(then) => then.diagnose(process),
-            None => now.diagnose(process),
+            Some(then) => then.diagnose(process, self.seconds()),
+            None => now.diagnose(process, self.seconds()),
         }
     }
 
+    /// Seconds since the start, up to the end if it has ended.
+    fn seconds(&self) -> f64 {
+        self.ended.as_ref().map_or_else(Instant::now, |(at, _)| *at).duration_since(self.started).as_secs_f64()
+    }
+
+    /// Measures times for so long; the window represents the time since the last one.
     fn measure_times(&mut self, window: Duration) {
-        let Some(timing) = &mut self.timing else { return sleep(window) };
-        timing.rings.iter_mut().for_each(|(_, _, rings)| rings.run(true));
+        self.run_timing(true);
         sleep(window);
-        timing.rings.iter_mut().for_each(|(_, _, rings)| rings.run(false));
+        self.run_timing(false);
+        let represented = self.measured_until.elapsed();
+        self.measured_until += represented;
+        if let Some(calls) = &mut self.calls {
+            self.call_rate = calls.drain_into(&mut self.call_times, represented);
+        }
+        let Some(timing) = &mut self.timing else { return };
         let mut moments = Vec::new();
         for (step, request, rings) in &mut timing.rings {
             rings.drain(|sample| {
@@ -249,6 +313,15 @@ impl Watch {
             });
         }
         self.times.add(&mut moments);
+    }
+
+    fn run_timing(&mut self, on: bool) {
+        if let Some(calls) = &mut self.calls {
+            calls.run(on);
+        }
+        for (_, _, rings) in self.timing.iter_mut().flat_map(|timing| &mut timing.rings) {
+            rings.run(on);
+        }
     }
 
     fn read_rings(&mut self, time_for_stacks: Duration) {
@@ -288,11 +361,25 @@ impl Watch {
 
     /// Samples that were lost: of senders, of receivers, of stacks, of times.
     fn lost(&self) -> [u64; 4] {
-        let timing = self.timing.iter().flat_map(|timing| &timing.rings).map(|(_, _, rings)| rings.lost).sum();
+        let timing = self.timing.iter().flat_map(|timing| &timing.rings).map(|(_, _, rings)| rings.lost).sum::<u64>();
+        let timing = timing + self.calls.as_ref().map_or(0, CallRings::lost);
         self.events.as_ref().map_or([0; 4], |events| {
             let received = events.received.as_ref().map_or(0, |rings| rings.lost);
             [events.sent.lost, received, events.stacks.lost + self.paths.unread, timing]
         })
+    }
+}
+
+impl Uses {
+    /// Reads the usage of these processes. The last usage of those that have ended stays.
+    fn read(&mut self, processes: impl Iterator<Item = i32>) {
+        self.last.extend(processes.filter_map(|pid| Some((pid, Usage::of(pid)?))));
+        self.read_at = Instant::now();
+    }
+
+    /// Page faults and kernel seconds of a process during the watch.
+    fn of(&self, pid: i32) -> Option<(u64, f64)> {
+        self.last.get(&pid).map(|now| now.since(self.before.get(&pid)))
     }
 }
 
@@ -345,8 +432,8 @@ impl Events {
     }
 }
 
-/// True where kernels of this architecture record `tlb:tlb_flush`. Kernels of others may have the event, too (those of 64-bit
-/// Arm have it in 6.1 and 6.12, not in 5.10 and 7.3), but only arch/x86/mm/tlb.c records it.
+/// True if kernels of this architecture record `tlb:tlb_flush`. Kernels of others may have the event, too (those of
+/// 64-bit Arm have it in 6.1 and 6.12, not in 5.10 and 7.3), but only arch/x86/mm/tlb.c records it.
 fn records_flushes(architecture: &str) -> bool {
     matches!(architecture, "x86" | "x86_64")
 }
@@ -373,10 +460,8 @@ fn open_flushes(cpus: &[usize]) -> Result<Events, NoTracepoint> {
 fn open_calls(cpus: &[usize]) -> Result<Events, NoTracepoint> {
     const NAME: &str = "raw_syscalls:sys_enter";
     let format = format_of("raw_syscalls/sys_enter")?;
-    let number = format.field("id").ok_or_else(|| NoTracepoint::NotUnderstood(NAME.to_owned()))?.clone();
-    let calls = [libc::SYS_munmap, libc::SYS_madvise, libc::SYS_mprotect, libc::SYS_mremap];
-    let filter = calls.map(|call| format!("id == {call}")).join(" || ");
-    let calls = Selection { name: NAME, id: format.id, filter: Some(filter) };
+    let number = format.field(NUMBER).ok_or_else(|| NoTracepoint::NotUnderstood(NAME.to_owned()))?.clone();
+    let calls = Selection { name: NAME, id: format.id, filter: Some(filter()) };
     Ok(Events {
         sent: Rings::open(&calls, cpus, Sampling::Records)?,
         stacks: Rings::open(&calls, cpus, Sampling::Stacks)?,
@@ -424,8 +509,8 @@ fn open_interrupts(cpus: &[usize]) -> Result<Timing, NoTracepoint> {
     Ok(Timing { rings })
 }
 
-/// Opens the events by which times are measured. They carry all function calls between CPUs; those of flushes are told by
-/// the function's address.
+/// Opens the events by which times are measured. They include all function calls between CPUs; those of flushes are
+/// identified by the function's address.
 fn open_timing(cpus: &[usize], kernel: &KernelSymbols) -> Result<Timing, String> {
     const HANDLER: &str = "flush_tlb_func";
     let handler = kernel.address(HANDLER).ok_or("the kernel hides its addresses (kernel.kptr_restrict)")?;

@@ -11,7 +11,7 @@ const COMMON: &str = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\ts
     \tfield:unsigned char common_preempt_count;\toffset:3;\tsize:1;\tsigned:0;\n\
     \tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n\n";
 
-/// As Linux 5.10 to 7.3 write it, with a number and names of its own.
+/// As Linux 5.10 to 7.3 write it, with a specific number and names.
 fn constructed(id: u64, names: &str) -> String {
     format!(
         "name: tlb_flush\nID: {id}\nformat:\n{COMMON}\tfield:int reason;\toffset:8;\tsize:4;\tsigned:1;\n\
