@@ -9,15 +9,15 @@ use std::io;
 /// Why nothing, or not everything, was done. The process runs on unchanged, unless a variant says otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The process cannot be looked at.
+    /// The process cannot be read.
     #[error(transparent)]
     Process(#[from] ObservationError),
     /// A file or directory cannot be used.
     #[error("{doing}")]
     Io {
-        /// What was being done, as a present participle: "opening /proc/1/pagemap".
+        /// The action, as a present participle: "opening /proc/1/pagemap".
         doing: String,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A system call in the process failed.
@@ -31,7 +31,7 @@ pub enum SessionError {
     NotUnderstood {
         /// The file, as the kernel names it.
         path: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// The request is not possible, in words: what was found, what is needed, the fix.

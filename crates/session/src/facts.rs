@@ -1,13 +1,17 @@
 //! Gathers the facts about a process that the planner needs.
 
 use crate::SessionError;
+use crate::data_files::{self, DataFiles};
 use crate::files::{self, FilePreparation, KnownFile};
 use crate::images::{self, Known, MissingImages};
 use crate::probes;
 use address_space::{Address, AddressRange, AddressSpace, ObjectRole, PageSize, RangeSet};
-use lift_plan::{MachineFacts, Plan, Policy, ProcessFacts, ThpMode, plan, special_mappings};
+use lift_plan::{
+    Kind, MachineFacts, Method, Part, Plan, Policy, ProcessFacts, ThpMode, plan, plan_files, special_mappings,
+};
 use linux::pagemap::Pagemap;
 use machine_facts::{System, placed_mappings, system_thp};
+use options::Prepare;
 use process_view::{LoadedObjects, NotUnderstood, ObjectReader, ProcessFiles};
 use ptrace::EntryStop;
 
@@ -23,10 +27,12 @@ pub struct Seen {
     pub not_on_node: Vec<String>,
     /// Keeps files in huge folios until the process maps them so.
     pub held: Vec<page_cache::Hold>,
+    /// Its data files, if they are to be lifted.
+    pub data_files: DataFiles,
 }
 
-/// Reads the facts of a process that stands at its entry, and plans. `found` is called with the process once its images
-/// are known, before the slowest facts are read.
+/// Reads the facts of a process that is stopped at its entry, and plans. `found` is called with the process once its
+/// images are known, before the slowest facts are read.
 pub fn plan_for(
     stop: &EntryStop,
     reader: &mut ObjectReader,
@@ -41,10 +47,10 @@ pub fn plan_for(
     plan_seen(stop.pid(), seen, machine, policy, preparation, known, found)
 }
 
-/// What is made before a plan.
+/// The work before a plan.
 #[derive(Clone, Copy)]
 pub struct Preparation {
-    /// What to do where the store has no image.
+    /// The treatment of objects without an image in the store.
     pub missing: MissingImages,
     /// How files are brought into huge folios.
     pub files: FilePreparation,
@@ -66,7 +72,35 @@ pub fn plan_for_running(
     let mut seen = look_at(pid, reader, machine.base_page)?;
     seen.process.running = true;
     seen.process.relocates_itself = false;
-    plan_seen(pid, seen, machine, policy, preparation, (Known::default(), None), |_| {})
+    let (mut seen, plan) = plan_seen(pid, seen, machine, policy, preparation, (Known::default(), None), |_| {})?;
+    let huge = huge_in_place(pid, &plan, machine.base_page);
+    let mut plan = plan.without_collapses_of(&huge);
+    if let Some(thp) = machine.thp.filter(|_| policy.kinds.contains(Kind::Files)) {
+        let how = match preparation.files {
+            FilePreparation::Evicting(how) => how,
+            FilePreparation::Nothing | FilePreparation::InPlace => Prepare::Never,
+        };
+        seen.data_files = data_files::look(pid, reader, thp.size, (how, machine.memory_available))?;
+        plan.join(plan_files(&seen.data_files.mapped, machine, policy));
+    }
+    Ok((seen, plan))
+}
+
+/// Returns the blocks that a plan collapses in place and that are on huge pages already. Linux before 6.7 does not report
+/// them.
+fn huge_in_place(pid: i32, plan: &Plan, base_page: PageSize) -> RangeSet {
+    let Ok(pagemap) = Pagemap::open(pid, base_page) else { return RangeSet::new() };
+    let parts = plan.lifts.iter().flat_map(|lift| &lift.attempts).flat_map(|attempt| &attempt.parts);
+    let collapsed: RangeSet = parts.flat_map(collapsed_in_place).collect();
+    let huge = collapsed.iter().filter_map(|range| pagemap.huge_private(range).ok());
+    huge.flat_map(|huge| huge.iter().collect::<Vec<_>>()).collect()
+}
+
+fn collapsed_in_place(part: &Part) -> Vec<AddressRange> {
+    match &part.method {
+        Method::InPlace { collapse } => collapse.iter().collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// Returns the facts for a lift during which the program's PR_SET_THP_DISABLE is suspended, and whether there is one to
@@ -88,7 +122,7 @@ fn plan_seen(
     found: impl FnOnce(&ProcessFacts),
 ) -> Result<(Seen, Plan), SessionError> {
     let machine = &with_room_for_the_program(machine, &seen.process);
-    // What shows images or files alone is not known yet.
+    // It is not known yet which ranges only images or files can show.
     let shows_only = policy.pages.only_shows();
     let first = if shows_only { Plan::default() } else { plan(&seen.process, machine, policy) };
     let cached = files::look(pid, &seen.process, machine, policy, known_file, preparation.files);
@@ -119,7 +153,7 @@ fn plan_seen(
     }
 }
 
-/// The end of what a plan replaces.
+/// The end of the memory that a plan replaces.
 fn end_of(plan: &Plan) -> Option<Address> {
     plan.lifts.iter().map(|lift| lift.range.end()).max()
 }
@@ -143,6 +177,7 @@ fn look_at(pid: i32, reader: &mut ObjectReader, base_page: PageSize) -> Result<S
         without_image: Vec::new(),
         not_on_node: Vec::new(),
         held: Vec::new(),
+        data_files: DataFiles::default(),
     })
 }
 

@@ -1,10 +1,10 @@
-//! Looks how the files of a process lie in the page cache, and brings them into huge folios there.
+//! Reads the state of a process's files in the page cache, and brings them into huge folios.
 
 use crate::{SessionError, images};
 use address_space::{AddressSpace, ElfKind, LoadedObject, Mapping, ObjectRole, PageSize, RangeSet};
 use lift_plan::{CacheShortfall, CachedFile, MachineFacts, Policy, ProcessFacts, cached_coverable, choose_cached_base};
 use linux::pagemap::Pagemap;
-use machine_facts::base_page;
+use machine_facts::{base_page, memory_available, usual_huge_page};
 use options::Prepare;
 use page_cache::{Budget, Effort, Hold, Refusal, Users};
 use process_view::{
@@ -21,37 +21,66 @@ const LONGEST_PREPARATION: Duration = Duration::from_millis(500);
 /// Divisor of the available memory; no more than the quotient is read again.
 const SHARE_OF_MEMORY: u64 = 4;
 
-/// How the files of a process lie in the page cache.
+/// The state of a process's files in the page cache.
 #[derive(Default)]
 pub struct Cached {
     /// The files.
     pub files: Vec<CachedFile>,
     /// Pages of their mappings that were written to.
     pub changed: RangeSet,
-    /// Keeps what lies in huge folios there until the process has mapped it.
+    /// Keeps huge folios in the page cache until the process has mapped them.
     pub held: Vec<Hold>,
 }
 
 /// How the files of a process are brought into huge folios before it is lifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilePreparation {
-    /// They are used as they lie.
+    /// They are used in their present state.
     Nothing,
-    /// They are collapsed where they lie, where the kernel can: the process has mapped them already.
+    /// They are collapsed in place, if the kernel can: the process has mapped them already.
     InPlace,
     /// As far as nobody maps them.
     Evicting(Prepare),
 }
 
-/// A file that was looked at or prepared before its program was mapped.
+/// A file that was read or prepared before its program was mapped.
 pub struct KnownFile {
     identity: FileIdentity,
     huge: Vec<Range<u64>>,
     shortfall: Option<CacheShortfall>,
     held: Option<Hold>,
+    /// Bytes that were brought into huge folios, or would be.
+    made: u64,
 }
 
 impl KnownFile {
+    /// Returns the file in the page cache as a start would prepare it; `None` if no part would be mapped from there.
+    pub fn foresee(file: &File, path: &Path, policy: &Policy) -> Option<Self> {
+        let identity = FileIdentity::of(&file.metadata().ok()?);
+        let size = usual_huge_page().filter(|size| policy.page_size.is_none_or(|wanted| wanted == *size))?;
+        if !policy.may_use_files() || identity.size < size.bytes() {
+            return None;
+        }
+        let available = || memory_available(std::process::id() as i32);
+        let limits: (_, &dyn Fn() -> u64, _) = (LONGEST_PREPARATION, &available, Users::BeforeEviction);
+        Some(Self::of(identity, prepare(file, path, 0..identity.size, size, Effort::Foresee, limits)))
+    }
+
+    fn of(identity: FileIdentity, prepared: Prepared) -> Self {
+        let Prepared { huge, shortfall, held, made } = prepared;
+        Self { identity, huge, shortfall, held: Some(held), made }
+    }
+
+    /// Bytes that were brought into huge folios, or would be.
+    pub fn made(&self) -> u64 {
+        self.made
+    }
+
+    /// Why parts of the file are small.
+    pub fn shortfall(&self) -> Option<&CacheShortfall> {
+        self.shortfall.as_ref()
+    }
+
     /// Holds the file in a process that was copied from the one which prepared it.
     pub fn hold_again(&self) {
         self.held.iter().for_each(Hold::renew);
@@ -73,14 +102,14 @@ impl KnownFile {
     }
 }
 
-/// Brings the file of a program that will be executed into huge folios, as far as that is wanted and allowed, and looks at
-/// it. `path` opens it, messages name it as `shown`. `available` returns the bytes of memory that are left. `None` where the
+/// Brings the file of a program that will be executed into huge folios, as far as that is wanted and allowed, and reads
+/// its state. `path` opens it, messages name it as `shown`. `available` returns the free bytes of memory. `None` if the
 /// file cannot be read; a file of which no address can show a huge folio counts as one without any.
 pub fn prepare_program(
     (path, shown): (&Path, &Path),
     reader: &mut ObjectReader,
     policy: &Policy,
-    (size, how): (PageSize, Prepare),
+    (size, effort): (PageSize, Effort),
     available: &dyn Fn() -> u64,
 ) -> Option<KnownFile> {
     let file = process_view::open_regular_file(path).ok()??;
@@ -95,18 +124,17 @@ pub fn prepare_program(
         ElfKind::PositionIndependent => choose_cached_base(image, whole_file, size, base_page(), policy.kinds).covered,
     };
     if best.read_only == 0 {
-        return Some(KnownFile { identity, huge: Vec::new(), shortfall: None, held: None });
+        return Some(KnownFile { identity, huge: Vec::new(), shortfall: None, held: None, made: 0 });
     }
     let read_only = || image.segments.iter().filter(|segment| !segment.protection.write);
     let start = read_only().map(|segment| segment.offset).min()?;
     let end = read_only().map(|segment| segment.offset.saturating_add(segment.file_size)).max()?;
     let limits = (LONGEST_PREPARATION, available, Users::OncePagesStay);
-    let Prepared { huge, shortfall, held } = prepare(&file, shown, start..end, size, effort_of(how), limits);
-    Some(KnownFile { identity, huge, shortfall, held: Some(held) })
+    Some(KnownFile::of(identity, prepare(&file, shown, start..end, size, effort, limits)))
 }
 
 /// Returns what a user's choice lets a preparation do.
-fn effort_of(how: Prepare) -> Effort {
+pub fn effort_of(how: Prepare) -> Effort {
     match how {
         Prepare::Auto => Effort::Once,
         Prepare::Never => Effort::Look,
@@ -114,7 +142,37 @@ fn effort_of(how: Prepare) -> Effort {
     }
 }
 
-/// Returns the parts of an open file in huge folios; empty where that cannot be told.
+/// Effort for data files, which may be large: nothing is evicted unless the user asks for it.
+pub(crate) fn effort_in_place(how: Prepare) -> Effort {
+    match how {
+        Prepare::Auto => Effort::InPlace,
+        how => effort_of(how),
+    }
+}
+
+/// Looks at a part of a file that is mapped, after it was prepared. Returns the parts in huge folios, why the others are not,
+/// and what keeps them there.
+pub(crate) fn prepare_mapped(
+    file: &File,
+    path: &Path,
+    offsets: Range<u64>,
+    size: PageSize,
+    effort: Effort,
+    available: u64,
+) -> (Vec<Range<u64>>, Option<CacheShortfall>, Hold) {
+    let limits: (Duration, &dyn Fn() -> u64, Users) = (LONGEST_PREPARATION, &|| available, Users::BeforeEviction);
+    let Prepared { huge, shortfall, held, .. } = prepare(file, path, offsets.clone(), size, effort, limits);
+    if !huge.is_empty() || shortfall.is_none() {
+        return (huge, shortfall, held);
+    }
+    // A file that cannot be prepared, for example because it is larger than the memory, may have huge folios in part.
+    match page_cache::look_and_hold(file, offsets, size) {
+        Ok((extents, held)) => (extents.huge, shortfall, held),
+        Err(_) => (huge, shortfall, held),
+    }
+}
+
+/// Returns the parts of an open file in huge folios; empty if that is unknown.
 pub fn huge_parts(file: &File, huge: PageSize) -> Vec<Range<u64>> {
     let length = file.metadata().map_or(0, |metadata| metadata.len());
     page_cache::look(file, 0..length, huge).map(|looked| looked.huge).unwrap_or_default()
@@ -128,6 +186,8 @@ struct Prepared {
     /// Why others are not.
     shortfall: Option<CacheShortfall>,
     held: Hold,
+    /// Bytes that were brought into huge folios, or would be.
+    made: u64,
 }
 
 fn prepare(
@@ -142,7 +202,8 @@ fn prepare(
     match page_cache::prepare(file, path, offsets, huge, effort, budget) {
         Ok(prepared) => {
             let shortfall = prepared.rest.as_ref().map(shortfall);
-            Prepared { huge: prepared.extents.huge, shortfall, held: prepared.held }
+            let made = prepared.created + prepared.collapsed;
+            Prepared { huge: prepared.extents.huge, shortfall, held: prepared.held, made }
         }
         Err(refusal) => Prepared { shortfall: Some(shortfall(&refusal)), ..Prepared::default() },
     }
@@ -177,16 +238,20 @@ pub fn look(
         if !congruent.is_empty() {
             let looked = images::open(pid, &process.space, object)
                 .and_then(|(file, identity)| looking.look_at(&file, &identity, object, &congruent));
-            // A file that cannot be looked at is unknown to the planner.
+            // The planner has no facts about a file that cannot be read.
             let Some(looked) = looked else { continue };
             (found.huge, found.shortfall) = (looked.huge, looked.shortfall);
             cached.held.push(looked.held);
+        } else if let Some(known) = known.filter(|known| known.shortfall.is_some()) {
+            // The base was not chosen for the file, since the file stayed small.
+            let is_it = images::open(pid, &process.space, object).is_some_and(|(_, found)| found == known.identity);
+            found.shortfall = known.shortfall.clone().filter(|_| is_it);
         }
         if !found.huge.is_empty() {
             let pagemap = Pagemap::open(pid, machine.base_page).ok();
             let changed = |mapping: &&Mapping| pagemap.as_ref()?.changed(mapping.range).ok();
             for mapping in congruent {
-                // Where the kernel does not tell, every page may have been written to.
+                // If the kernel does not report it, every page may have been written.
                 let changed = changed(&mapping).unwrap_or_else(|| RangeSet::from_iter([mapping.range]));
                 changed.iter().for_each(|range| cached.changed.insert(range));
             }
@@ -198,7 +263,7 @@ pub fn look(
     cached
 }
 
-/// A look at the files of one process.
+/// The reading of one process's files.
 struct Looking<'a> {
     size: PageSize,
     known: Option<&'a KnownFile>,
@@ -221,7 +286,7 @@ impl Looking<'_> {
         let evicts = matches!(self.preparation, FilePreparation::Evicting(_));
         let known = self.known.filter(|known| known.identity == *identity && !evicts);
         if let Some(known) = known.filter(|known| !known.huge.is_empty()) {
-            // It was looked at before the program was executed.
+            // It was read before the program was executed.
             let (huge, shortfall) = (known.huge.clone(), known.shortfall.clone());
             return Some(Prepared { huge, shortfall, ..Prepared::default() });
         }
@@ -235,14 +300,14 @@ impl Looking<'_> {
         // The process itself maps them.
         let limits: (Duration, &dyn Fn() -> u64, Users) = (left, &|| self.available, Users::BeforeEviction);
         let looked = prepare(file, Path::new(&object.path), start..end, self.size, effort, limits);
-        // What an earlier preparation met says more.
+        // The result of an earlier preparation has more information.
         let shortfall = known.and_then(|known| known.shortfall.clone()).or(looked.shortfall);
         Some(Prepared { shortfall, ..looked })
     }
 }
 
-/// The private mappings of an object's file that are never written and can hold a huge page. Of several files that had
-/// the path one after the other, that of the first mapping, which [`images::open`] opens.
+/// The private mappings of an object's file that are never written and can contain a huge page. If several files had
+/// the path one after the other, those of the first mapping's file, which [`images::open`] opens.
 fn mappings_of<'a>(object: &LoadedObject, space: &'a AddressSpace, size: PageSize) -> Vec<&'a Mapping> {
     let of_path = |m: &&Mapping| !m.shared && m.path() == Some(object.path.as_str());
     let Some(first) = space.mappings().iter().find(of_path) else { return Vec::new() };
@@ -271,7 +336,7 @@ fn not_found(root: &Path, own_path: &Path, path: &str) -> String {
 /// Returns the path by which the process itself can open the object's file, if that is still the same file.
 pub fn own_path(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Result<PathBuf, SessionError> {
     let process = ProcessFiles::of(pid);
-    // In a root of its own the process may have no /proc, and its paths begin elsewhere.
+    // With a separate root the process may have no /proc, and its paths begin elsewhere.
     let sees_proc = exists_in_root(&process, Path::new("/proc/self"));
     if object.role == ObjectRole::Executable && sees_proc && executed_metadata(&process).is_some() {
         return Ok(PathBuf::from("/proc/self/exe"));

@@ -18,7 +18,7 @@ use std::os::unix::fs::MetadataExt;
 /// Divisor of the available memory; an automatic image takes no more than the quotient.
 const SHARE_OF_MEMORY: u64 = 4;
 
-/// What to do where the store has no image of an object.
+/// The treatment of objects without an image in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissingImages {
     /// Make it, as root.
@@ -34,7 +34,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Opens the store where the policy asks for images.
+    /// Opens the store if the policy asks for images.
     pub fn of_store(policy: &Policy) -> Self {
         Self { store: policy.pages.takes_images().then(open_store) }
     }
@@ -44,7 +44,7 @@ fn open_store() -> Result<Store, StoreError> {
     Store::open_to_map(&default_directory())
 }
 
-/// What images can show of a process.
+/// The parts of a process that images can show.
 #[derive(Default)]
 pub struct Images {
     /// The ranges that images can serve.
@@ -126,7 +126,7 @@ pub fn look(
     images
 }
 
-/// True where the store has copies by node of the file that a process executes, whose headers are `image`.
+/// True if the store has copies by node of the file that a process executes, whose headers are `image`.
 pub fn has_copies_by_node(pid: i32, image: &ElfImage) -> bool {
     let key = || {
         let (file, identity) = open_executed(&ProcessFiles::of(pid)).ok()??;
@@ -137,8 +137,8 @@ pub fn has_copies_by_node(pid: i32, image: &ElfImage) -> bool {
         && open_store().ok().as_ref().and_then(forms).is_some_and(|forms| forms.iter().any(|form| form.node.is_some()))
 }
 
-/// True where an image of a file with these headers, made of pages of this size, can be had: the store has one of any form,
-/// or root may make it.
+/// True if an image of a file with these headers, made of pages of this size, is possible: the store has one of any
+/// form, or root may make it.
 pub fn may_be_had(file: Option<&File>, image: &ElfImage, size: PageSize) -> bool {
     let Some(store) = open_store().ok().filter(|store| store.page_size() == size) else { return false };
     let has_one = |file: &File| {
@@ -149,7 +149,7 @@ pub fn may_be_had(file: Option<&File>, image: &ElfImage, size: PageSize) -> bool
     geteuid().is_root() || file.and_then(has_one).unwrap_or(false)
 }
 
-/// True where a segment that is never written is as large as a huge page, so that it can hold one.
+/// True if a segment that is never written is as large as a huge page, so that it can contain one.
 fn is_worth_it(object: &LoadedObject, size: PageSize) -> bool {
     let read_only = object.image.segments.iter().filter(|segment| !segment.protection.write);
     !object.image.text_relocations && read_only.map(|s| s.memory.len()).any(|bytes| bytes >= size.bytes())
@@ -164,7 +164,7 @@ fn is_shown_by_its_file(object: &LoadedObject, cached: &[CachedFile], policy: &P
     by_file.text >= by_image.text && by_file.read_only >= by_image.read_only
 }
 
-/// Which image of an object is looked for.
+/// The wanted image of an object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     /// Any, the nearest first.
@@ -188,8 +188,8 @@ fn look_at<'a>(pid: i32, space: &AddressSpace, object: &'a LoadedObject, store: 
 }
 
 impl Source<'_> {
-    /// Returns the image to map, if there is one or root may make it, and why it is not a copy for the process's node where
-    /// there are such copies.
+    /// Returns the image to map, if there is one or root may make it, and the reason why it is not a copy for the
+    /// process's node if there are such copies.
     fn image(
         &self,
         store: &Store,
@@ -276,8 +276,8 @@ fn spans(
     Ok(spans)
 }
 
-/// True where a process runs as root, which could open an image that is for root only. The kernel shows a process that
-/// keeps its memory to itself as root's (proc(5)); it gets an error then, and the next source.
+/// True if a process runs as root, which could open an image that is for root only. The kernel shows a process that
+/// keeps its memory private as root's (proc(5)); it gets an error then, and the next source.
 fn may_read_all(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok_and(|process| process.uid() == 0)
 }
@@ -288,7 +288,7 @@ pub fn open(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Option<(Fi
     open_mapped(&ProcessFiles::of(pid), mapping).ok()?
 }
 
-/// Returns the parts of a range that are still the file's own pages; empty where the kernel does not tell.
+/// Returns the parts of a range that are still the file's own pages; empty if the kernel does not report them.
 fn unchanged_parts(
     range: AddressRange,
     space: &AddressSpace,

@@ -1,24 +1,29 @@
-//! The plan for a file or a process, and where the base of its executable should be.
+//! The plan for a file or a process, and the best base of its executable.
 
+use crate::costs::{self, KnownCosts};
+use crate::data_files::DataFileReport;
 use crate::facts::{Preparation, plan_for_running, without_thp_disable};
-use crate::files::huge_parts;
+pub use crate::files::KnownFile;
 use crate::heap::{HeapPlan, heap_plan};
 use crate::names::program_name;
 use crate::nodes::{FarPages, far_pages, home_of};
+use crate::payment::Payment;
 use crate::probes::semaphores_of;
-use crate::report::write_document;
-use crate::shared::InPlaceReports;
+use crate::report::{Postponed, write_document};
+use crate::shared::{InPlaceAmounts, InPlaceReports};
 use crate::start::base::base_for_file;
 use crate::{SessionError, images};
 use address_space::{
-    Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, Mapping, MappingName, ObjectRole, PageSize,
-    Protection,
+    Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, Mapping, MappingName, MappingUsage,
+    ObjectRole, PageSize, Protection, RangeSet,
 };
 use lift_plan::{
-    BaseChoice, CachedFile, Coverable, MachineFacts, Plan, Policy, PoolPages, ProcessFacts, RangeLift, Source,
-    choose_base, coverable, plan, semaphores_in,
+    BaseChoice, CachedFile, Coverable, Later, MachineFacts, Method, Part, Plan, Policy, PoolPages, Price, ProcessFacts,
+    RangeLift, Source, Terms, choose_base, coverable, divide, plan, semaphores_in,
 };
 use linux::bounded::SEMAPHORE_NOTES;
+use linux::pagemap::Pagemap;
+use linux::pages::base_page;
 use machine_facts::machine_facts;
 use object::ReadCache;
 use process_view::coverage::{MemoryCoverage, MemoryKind, ProcessMemory};
@@ -41,7 +46,7 @@ pub enum Pools {
     /// The pools as they are, so that the plan is what would be done now.
     #[default]
     AsTheyAre,
-    /// Pools that lack nothing, so that the plan shows what the lift would take of them.
+    /// Pools with enough pages, so that the plan shows the lift's whole demand.
     Plentiful,
 }
 
@@ -55,18 +60,18 @@ impl Pools {
     }
 }
 
-/// An object of the program, and where it lies.
+/// An object of the program, and its address.
 #[derive(Clone, Debug, Serialize)]
 pub struct ObjectPlace {
     /// Its file.
     pub path: String,
-    /// What it is to the program.
+    /// Its role in the program.
     pub role: ObjectRole,
-    /// What is added to the file's addresses, as an address.
+    /// The difference to the file's addresses, as an address.
     pub bias: Address,
 }
 
-/// What huge pages cover of the executable at three bases.
+/// The parts of the executable that huge pages cover at three bases.
 #[derive(Serialize)]
 pub struct Bases {
     /// The size of the huge pages.
@@ -79,7 +84,38 @@ pub struct Bases {
     pub best: BaseChoice,
 }
 
-/// What would be lifted of a program, and what would not, with the reasons.
+/// Memory of a process. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Amounts {
+    /// Resident, on pages of any size.
+    pub resident: u64,
+    /// Resident on huge pages.
+    pub huge: u64,
+    /// On huge pages in the ranges of the plan: a lift does not add these.
+    pub planned_and_huge: u64,
+    /// Memory that lifts in place can add.
+    pub in_place: InPlaceAmounts,
+}
+
+/// The predicted cost of a plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlanCost {
+    /// The price.
+    #[serde(flatten)]
+    pub price: Price,
+    /// The costs from which it is predicted.
+    pub costs: KnownCosts,
+}
+
+impl PlanCost {
+    /// Returns the cost of a plan on this machine.
+    pub fn of(plan: &Plan) -> Self {
+        let costs = costs::known();
+        Self { price: plan.price(&costs.costs), costs }
+    }
+}
+
+/// The ranges of a program that would be lifted, and those that would not, with the reasons.
 #[derive(Serialize)]
 pub struct Inspection {
     /// Always `pagelift-plan`.
@@ -92,6 +128,14 @@ pub struct Inspection {
     pub bases: Option<Bases>,
     /// The plan.
     pub plan: Plan,
+    /// The predicted cost of the lift.
+    pub cost: PlanCost,
+    /// Memory that a start lifts later, when the program has paid; such ranges are among the refusals of the plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub postponed: Option<Postponed>,
+    /// Bytes of a file that a start would bring into huge folios of the page cache first.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub to_prepare: u64,
     /// The objects of a program that was started up to its entry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<ObjectPlace>,
@@ -99,18 +143,24 @@ pub struct Inspection {
     pub pool: Vec<PoolPages>,
     /// Mapped files that are not sound objects, each with the reason.
     pub not_understood: Vec<String>,
-    /// Files in huge folios, and images, that the process maps and that lie on other NUMA nodes than its own.
+    /// Files in huge folios, and images, that the process maps from other NUMA nodes than its own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub far_pages: Vec<FarPages>,
     /// The allocator and what is done for its heap; `None` where it is unknown.
     pub heap: Option<HeapPlan>,
+    /// Resident memory of a process and its amount on huge pages; `None` for a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub now: Option<Amounts>,
     /// Resident memory of a process that belongs to no object and can be lifted in place: shared, anonymous, generated code.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MemoryCoverage>,
+    /// Data files that a process maps, if their lift is planned.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub data_files: Vec<DataFileReport>,
     /// The plans for its memory that is lifted in place, of the kinds that the user asked for.
     #[serde(flatten)]
     pub in_place: InPlaceReports,
-    /// True where the program will load shared objects that are not shown here.
+    /// True if the program will load shared objects that are not shown here.
     #[serde(skip)]
     pub lacks_shared_objects: bool,
 }
@@ -119,29 +169,46 @@ impl Inspection {
     fn new(target: String, plan: Plan, bases: Option<Bases>, heap: Option<HeapPlan>) -> Self {
         let (format, not_understood, objects) = ("pagelift-plan", Vec::new(), Vec::new());
         let pool = plan.pool_pages_by_size();
+        let cost = PlanCost::of(&plan);
         Self {
             format,
             version: 1,
             target,
             bases,
             plan,
+            cost,
+            postponed: None,
+            to_prepare: 0,
             objects,
             pool,
             not_understood,
             far_pages: Vec::new(),
             heap,
+            now: None,
             memory: Vec::new(),
+            data_files: Vec::new(),
             in_place: InPlaceReports::default(),
             lacks_shared_objects: false,
         }
     }
 
-    /// The plan of a program that was started up to its entry, or of a process that is only looked at.
+    /// The plan of a program that was started up to its entry, or of a process that is only read.
     pub fn of_plan(target: String, plan: Plan) -> Self {
         Self::new(target, plan, None, None)
     }
 
-    /// Adds where these objects lie.
+    /// Returns the bytes that a lift would add to those on huge pages.
+    pub fn adds(&self) -> u64 {
+        self.plan.planned().saturating_sub(self.now.map_or(0, |now| now.planned_and_huge))
+    }
+
+    /// Adds what a start lifts later.
+    pub fn with_later(mut self, later: &Later) -> Self {
+        self.postponed = Postponed::of(later);
+        self
+    }
+
+    /// Adds the addresses of these objects.
     pub fn with_objects(mut self, objects: &[LoadedObject]) -> Self {
         let place = |object: &LoadedObject| ObjectPlace {
             path: object.path.clone(),
@@ -152,7 +219,7 @@ impl Inspection {
         self
     }
 
-    /// Writes the plan: the only document of its file, or one more line of it.
+    /// Writes the plan: the only document of its file, or one more line.
     ///
     /// # Errors
     /// The kernel's.
@@ -164,7 +231,7 @@ impl Inspection {
 /// Returns the plan for a process without executing it.
 ///
 /// # Errors
-/// The process has ended, or may not be looked at.
+/// The process has ended, or may not be read.
 pub fn inspect_process(pid: i32, policy: &Policy, pools: Pools) -> Result<Inspection, SessionError> {
     // As `attach` would lift it.
     let (machine, _) = without_thp_disable(&machine_facts(pid));
@@ -179,27 +246,75 @@ pub fn inspect_process(pid: i32, policy: &Policy, pools: Pools) -> Result<Inspec
     let shared = |lift: &&RangeLift| matches!(lift.attempts[0].source, Source::File | Source::Image);
     let ranges: Vec<_> = inspection.plan.lifts.iter().filter(shared).map(|lift| lift.range).collect();
     let home = home_of(pid, &machine, policy.numa);
-    inspection.memory = memory_besides_objects(pid);
+    if let Ok(memory) = ProcessMemory::read(pid) {
+        inspection.take_memory(&memory);
+    }
+    inspection.data_files = seen.data_files.reports;
     inspection.far_pages = far_pages(pid, &seen.process.space, home, &ranges);
     let not_understood = seen.not_understood.iter().filter(|file| file.executable);
     inspection.not_understood = not_understood.map(|file| format!("{}: {}", file.path, file.reason)).collect();
     Ok(inspection)
 }
 
-/// Resident memory that is lifted in place; none if the process has ended meanwhile.
-fn memory_besides_objects(pid: i32) -> Vec<MemoryCoverage> {
-    let Ok(process) = ProcessMemory::read(pid) else { return Vec::new() };
-    let is_meant = |memory: &MemoryCoverage| {
-        matches!(memory.kind, MemoryKind::Shared | MemoryKind::Anonymous | MemoryKind::Jit) && memory.usage.resident > 0
-    };
-    process.coverage().memory.into_iter().filter(is_meant).collect()
+impl Inspection {
+    /// Adds what is resident and on huge pages. Ranges that are wholly on huge pages leave the plan: a lift would collapse
+    /// them once more, which changes nothing.
+    fn take_memory(&mut self, memory: &ProcessMemory) {
+        let is_meant = |memory: &MemoryCoverage| {
+            matches!(memory.kind, MemoryKind::Shared | MemoryKind::Anonymous | MemoryKind::Jit | MemoryKind::File)
+                && memory.usage.resident > 0
+        };
+        let coverage = memory.coverage();
+        self.plan.lifts.retain(|lift| huge_within(memory, lift.range) < lift.range.len());
+        self.pool = self.plan.pool_pages_by_size();
+        self.cost.price = self.plan.price(&self.cost.costs.costs);
+        let planned_and_huge = self.plan.lifts.iter().map(|lift| filled_and_huge(memory, lift)).sum();
+        let (resident, huge) = (coverage.total.resident, coverage.total.huge_bytes());
+        self.now = Some(Amounts { resident, huge, planned_and_huge, in_place: InPlaceAmounts::of(memory) });
+        self.memory = coverage.memory.into_iter().filter(is_meant).collect();
+    }
 }
 
-/// Returns the plan for an open file, as if it were loaded alone.
+/// Returns the bytes that a lift fills and that are on huge pages.
+fn filled_and_huge(memory: &ProcessMemory, lift: &RangeLift) -> u64 {
+    let filled = |part: &Part, huge: &RangeSet| match &part.method {
+        Method::InPlace { collapse } => collapse.iter().map(|range| huge.bytes_in(range)).sum(),
+        _ => huge.bytes_in(part.range),
+    };
+    match huge_parts_of(memory, lift.range) {
+        Ok(huge) => lift.attempts[0].parts.iter().map(|part| filled(part, &huge)).sum::<u64>(),
+        Err(bytes) => bytes,
+    }
+}
+
+/// Returns the bytes of a range that are on huge pages.
+fn huge_within(memory: &ProcessMemory, range: AddressRange) -> u64 {
+    huge_parts_of(memory, range).map_or_else(|bytes| bytes, |huge| huge.bytes())
+}
+
+/// Returns the parts of a range that are on huge pages.
+///
+/// # Errors
+/// Their bytes, where the kernel counts by mapping only (Linux before 6.7).
+fn huge_parts_of(memory: &ProcessMemory, range: AddressRange) -> Result<RangeSet, u64> {
+    let pagemap = Pagemap::open(memory.pid, base_page()).and_then(|pagemap| pagemap.huge(range));
+    pagemap.map_err(|_| {
+        let inside = memory.usages.iter().filter(|usage| range.covers(usage.mapping.range));
+        inside.map(MappingUsage::huge).sum()
+    })
+}
+
+/// Returns the plan of a start of an open file, as if it were loaded alone. `known` has what the start would make of the file in
+/// the page cache, `payment` what copies may cost.
 ///
 /// # Errors
 /// The file is not a sound ELF file of 64 bits.
-pub fn inspect_file(path: &Path, file: &File, policy: &Policy, pools: Pools) -> Result<Inspection, SessionError> {
+pub fn inspect_file(
+    path: &Path,
+    file: &File,
+    policy: &Policy,
+    (known, payment, pools): (Option<&KnownFile>, Option<Payment>, Pools),
+) -> Result<Inspection, SessionError> {
     let name = path.display().to_string();
     let length = file.metadata().map_err(|error| SessionError::io(format!("reading {name}"), error))?.len();
     let bytes = ReadCache::new(BoundedFile::new(file, length, MOST_HEADER_BYTES));
@@ -212,7 +327,7 @@ pub fn inspect_file(path: &Path, file: &File, policy: &Policy, pools: Pools) -> 
     }
     let machine = pools.of(machine_facts(std::process::id() as i32));
     let bases = bases(&image, None, &machine, policy);
-    let huge = machine.thp.filter(|_| policy.may_use_files()).map_or_else(Vec::new, |thp| huge_parts(file, thp.size));
+    let huge = known.map_or_else(Vec::new, |known| known.huge().to_vec());
     let bias = match (image.kind, &bases) {
         (ElfKind::PositionIndependent, Some(bases)) => {
             let has_image = |size| images::may_be_had(Some(file), &image, size);
@@ -224,12 +339,21 @@ pub fn inspect_file(path: &Path, file: &File, policy: &Policy, pools: Pools) -> 
     };
     let mut process = as_loaded(path, image, bias, machine.base_page);
     let own_path = Some(path.display().to_string());
+    let shortfall = known.and_then(KnownFile::shortfall).cloned();
     process.cached =
-        vec![CachedFile { path: name.clone(), inode: FILE_INODE, huge, own_path, ..CachedFile::default() }];
+        vec![CachedFile { path: name.clone(), inode: FILE_INODE, huge, shortfall, own_path, ..CachedFile::default() }];
     let budget = &mut SEMAPHORE_NOTES.budget();
     process.semaphores = semaphores_in(&process, &machine, policy, |object| semaphores_of(file, &object.image, budget));
-    let plan = plan(&process, &machine, policy);
-    let mut inspection = Inspection::new(name, plan, bases, heap_plan(path, file, &machine));
+    let (mut plan, mut later) = (plan(&process, &machine, policy), Later::default());
+    if let Some(Payment { allowance, share }) = payment {
+        let terms = Terms { costs: costs::known().costs, allowance, share, never_later: None };
+        (plan, later) = divide(plan, &terms);
+    }
+    let mut inspection = Inspection::new(name, plan, bases, heap_plan(path, file, &machine)).with_later(&later);
+    // The whole file was read, but a start prepares only the parts that are never written.
+    let read_only = process.space.mappings().iter().filter(|mapping| mapping.inode != 0 && !mapping.protection.write);
+    let needed: u64 = read_only.map(|mapping| mapping.range.len()).sum();
+    inspection.to_prepare = known.map_or(0, KnownFile::made).min(needed);
     inspection.lacks_shared_objects = process.objects[0].image.interpreter.is_some();
     Ok(inspection)
 }
@@ -282,4 +406,9 @@ fn mapping(range: AddressRange, protection: Protection, file: Option<(String, u6
     let (inode, offset) = file.as_ref().map_or((0, 0), |(_, offset)| (FILE_INODE, *offset));
     let name = file.map_or(MappingName::Anonymous, |(path, _)| MappingName::File { path, deleted: false });
     Mapping { range, protection, shared: false, offset, device: (0, 0), inode, name }
+}
+
+/// For serde, which asks by reference.
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }

@@ -4,6 +4,8 @@
 //! user of this crate; a benchmark or a daemon is another.
 #![deny(unsafe_code)]
 
+pub mod costs;
+mod data_files;
 mod error;
 mod facts;
 mod files;
@@ -13,6 +15,7 @@ pub mod inspect;
 mod names;
 mod nodes;
 pub mod parts;
+mod payment;
 pub mod perf_map;
 mod probes;
 mod report;
@@ -21,7 +24,8 @@ pub mod shared;
 pub mod start;
 pub mod status;
 
+pub use data_files::DataFileReport;
 pub use error::SessionError;
 pub use names::{process_name, program_name};
 pub use nodes::{FarPages, NodeBytes};
-pub use report::{Base, LiftReport};
+pub use report::{Base, LiftReport, Postponed, PostponedState, Watched, WatchedState};

@@ -2,12 +2,12 @@
 //!
 //! A name matches the name or path of a program's file, or the link by which it was executed (on Debian, redis-server
 //! is a link to redis-check-rdb). Links also lead to front ends: rustup's `rustc` executes the real one. A link does
-//! not tell which of the two it leads to, so both are lifted, and a program that is matched by a link alone is followed
-//! further.
+//! not identify which of the two is meant, so both are lifted, and a program that is matched by a link alone is
+//! followed further.
 
 use foreign_text::printable;
 use options::program_names;
-use process_view::{ProcessFiles, ProcessMemoryFile, executed_metadata, metadata_in_root};
+use process_view::{ProcessFiles, ProcessMemoryFile, executed_metadata, metadata_in_root, target_in_root};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -21,7 +21,7 @@ impl Names {
     /// Returns the names of the program that a process executes.
     pub fn of(pid: i32) -> Self {
         let process = ProcessFiles::of(pid);
-        let path = process.executed_path().map(|path| path.to_string_lossy().into_owned());
+        let path = process.executed_path().map(|path| without_mark(&path.to_string_lossy()).to_owned());
         let arguments = process.bytes("cmdline").unwrap_or_default();
         let called = arguments.split(|&byte| byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
         Self::from(&path.unwrap_or_default(), &called, executed_link(&process).as_deref())
@@ -43,35 +43,90 @@ impl Names {
         self.are_of_file(name) || (!name.is_empty() && self.of_link.iter().any(|own| own == name))
     }
 
-    /// True where the name matches the program without its link.
+    /// True if the name matches the program without its link.
     pub fn are_of_file(&self, name: &str) -> bool {
         !name.is_empty() && self.of_file.iter().any(|own| own == name)
     }
 }
 
-/// Returns the executed path, where it leads to the program's file; that of a script does not.
+/// Returns the executed path if it leads to the program's file; a script's path does not. After an upgrade has replaced the
+/// file, the path leads to the new file at the same place.
 fn executed_link(process: &ProcessFiles) -> Option<String> {
     let address = process.auxiliary().ok()?.executed_path()?;
     let path = ProcessMemoryFile::of(process).ok()?.text(address)?;
-    let (found, own) = (metadata_in_root(process, Path::new(&path)).ok()?, executed_metadata(process)?);
-    ((found.dev(), found.ino()) == (own.dev(), own.ino())).then_some(path)
+    let is_own = match process.executed_path()?.to_string_lossy().strip_suffix(DELETED) {
+        Some(replaced) => target_in_root(process, Path::new(&path)).ok()? == Path::new(replaced),
+        None => {
+            let (found, own) = (metadata_in_root(process, Path::new(&path)).ok()?, executed_metadata(process)?);
+            (found.dev(), found.ino()) == (own.dev(), own.ino())
+        }
+    };
+    is_own.then_some(path)
 }
 
-/// Returns the name of the program that a process executes: that of its file, or where the file is hidden the short
-/// name in `comm`; `?` where neither can be read.
+/// The mark in `/proc/PID/exe` if the file has been removed or replaced.
+const DELETED: &str = " (deleted)";
+
+/// Returns the name of the program that a process executes: the name of the link by which it was executed (redis-server is a
+/// link to redis-check-rdb), or of its file, which names a version (`python3.11`). If the file is hidden, returns the short
+/// name in `comm`, and `?` if that cannot be read either. Waits for a process that holds the lock of its memory.
 pub fn program_name(pid: i32) -> String {
     known_name(pid).unwrap_or_else(|| "?".to_owned())
 }
 
+/// Returns the name of a program at its entry: the name of the link by which it was executed, or `file`, the name of its file.
+/// A program that was started through its dynamic linker has the name of its file.
+pub(crate) fn started_name(pid: i32, file: &str) -> String {
+    let process = ProcessFiles::of(pid);
+    let is_executed = file_name(&process).is_some_and(|executed| executed == file);
+    is_executed.then(|| link_name(&process, file)).flatten().unwrap_or_else(|| file.to_owned())
+}
+
 /// Returns the words by which a message names a process: `name[PID]`, or `process PID` where it has no name (any more).
+/// Waits as [`program_name`] does.
 pub fn process_name(pid: i32) -> String {
     known_name(pid).map_or_else(|| format!("process {pid}"), |name| format!("{}[{pid}]", printable(&name)))
 }
 
+/// True if a process runs a program of this name. Its file, or the link by which it was executed, can have the name.
+/// Waits as [`program_name`] does, unless the file has the name.
+pub(crate) fn runs_program(pid: i32, name: &str) -> bool {
+    let process = ProcessFiles::of(pid);
+    match file_name(&process) {
+        Some(file) if file == name => true,
+        Some(file) => link_name(&process, &file).is_some_and(|link| link == name),
+        None => process.name().is_ok_and(|short| short == name) && has_memory(&process),
+    }
+}
+
+/// True unless the process is a zombie or a thread of the kernel (proc_pid_statm(5)).
+fn has_memory(process: &ProcessFiles) -> bool {
+    process.text("statm").is_ok_and(|text| text.split(' ').next().is_some_and(|size| size != "0"))
+}
+
 fn known_name(pid: i32) -> Option<String> {
     let process = ProcessFiles::of(pid);
-    let name = process.executed_path().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-    name.or_else(|| process.name().ok())
+    match file_name(&process) {
+        Some(file) => Some(link_name(&process, &file).unwrap_or(file)),
+        None => process.name().ok(),
+    }
+}
+
+/// Returns the name of the executed file. An upgrade replaces the file, and the process keeps the name.
+fn file_name(process: &ProcessFiles) -> Option<String> {
+    let name = process.executed_path()?.file_name()?.to_string_lossy().into_owned();
+    Some(without_mark(&name).to_owned())
+}
+
+fn without_mark(path: &str) -> &str {
+    path.strip_suffix(DELETED).unwrap_or(path)
+}
+
+/// Returns the name of the link by which the program was executed, unless the file's name says the same and more.
+fn link_name(process: &ProcessFiles, file: &str) -> Option<String> {
+    let link = executed_link(process)?;
+    let name = link.rsplit('/').next().filter(|name| !name.is_empty())?;
+    (!file.starts_with(name)).then(|| name.to_owned())
 }
 
 #[cfg(test)]
@@ -88,6 +143,31 @@ mod tests {
     }
 
     #[test]
+    fn an_upgrade_keeps_the_name_of_the_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("the-server"), folder.path().join("a-link"));
+        std::fs::copy("/bin/sleep", &file).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let mut child = std::process::Command::new(&link).arg("60").spawn().unwrap();
+        let pid = child.id().try_into().unwrap();
+        let names = || (program_name(pid), runs_program(pid, "a-link"), Names::of(pid).are_of_file("the-server"));
+        let before = names();
+        std::fs::remove_file(&file).unwrap();
+        std::fs::copy("/bin/sleep", &file).unwrap();
+        let replaced = names();
+        std::fs::remove_file(&file).unwrap();
+        std::fs::copy("/bin/sleep", folder.path().join("another")).unwrap();
+        std::fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("another"), &link).unwrap();
+        let changed = runs_program(pid, "a-link");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(before, ("a-link".to_owned(), true, true));
+        assert_eq!(replaced, before);
+        assert!(!changed, "the link leads to another program now");
+    }
+
+    #[test]
     fn a_link_to_a_version_is_the_program() {
         for called in ["python3", "-"] {
             let names = Names::from("/usr/bin/python3.11", called, Some("/usr/bin/python3"));
@@ -99,5 +179,24 @@ mod tests {
     fn this_program_has_names() {
         let own = std::env::current_exe().unwrap();
         assert!(Names::of(std::process::id() as i32).are_of_file(&own.to_string_lossy()));
+    }
+
+    #[test]
+    fn an_upgraded_program_keeps_its_name_and_one_that_has_ended_has_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("server");
+        std::fs::copy("/bin/sleep", &file).unwrap();
+        let mut child = std::process::Command::new(&file).arg("1000").spawn().unwrap();
+        let pid = child.id() as i32;
+        std::fs::remove_file(&file).unwrap();
+        assert!(runs_program(pid, "server") && !runs_program(pid, "sleep"));
+        assert_eq!(process_name(pid), format!("server[{pid}]"));
+        child.kill().unwrap();
+        let ended = || ProcessFiles::of(pid).text("stat").is_ok_and(|stat| stat.contains(") Z "));
+        while !ended() {
+            std::thread::yield_now();
+        }
+        assert!(!runs_program(pid, "server"), "a zombie");
+        child.wait().unwrap();
     }
 }

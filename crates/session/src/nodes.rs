@@ -1,4 +1,4 @@
-//! The NUMA node that a process belongs to, and what it maps of shared pages that lie on others.
+//! The NUMA node that a process belongs to, and its mappings of shared pages on other nodes.
 
 use address_space::{AddressRange, AddressSpace, Mapping, format_bytes};
 use foreign_text::quoted_path;
@@ -18,7 +18,7 @@ pub enum Home {
     OneNode,
     /// This node.
     Node(u32),
-    /// It belongs to no one node, or the kernel does not tell.
+    /// It belongs to several nodes, or the kernel does not report it.
     Unknown,
 }
 
@@ -40,7 +40,7 @@ pub struct NodeBytes {
     pub bytes: u64,
 }
 
-/// Pages of a file, or of an image of one, that a process maps and that lie on other nodes than its own.
+/// Pages of a file, or of an image, that a process maps from other nodes than its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FarPages {
     /// Path of the file or image.
@@ -49,12 +49,12 @@ pub struct FarPages {
     pub home: u32,
     /// Bytes that the process maps of the file, on all nodes.
     pub of: u64,
-    /// Bytes of these on other nodes.
+    /// Bytes on other nodes.
     pub elsewhere: Vec<NodeBytes>,
 }
 
 impl FarPages {
-    /// Which of them lie where.
+    /// Their bytes on each node.
     pub fn place(&self) -> String {
         let on = |node: &NodeBytes| format!("{} on node {}", format_bytes(node.bytes), node.node);
         let elsewhere: Vec<_> = self.elsewhere.iter().map(on).collect();
@@ -78,8 +78,8 @@ impl fmt::Display for FarPages {
     }
 }
 
-/// Returns what a process maps of files and images in these ranges and lies on other nodes than its own. A mapping is
-/// counted as a whole: the kernel does not tell more.
+/// Returns the pages of files and images in these ranges that a process maps from other nodes than its own. A mapping
+/// is counted as a whole: the kernel does not report more.
 pub fn far_pages(pid: i32, space: &AddressSpace, home: Home, ranges: &[AddressRange]) -> Vec<FarPages> {
     let Home::Node(home) = home else { return Vec::new() };
     let is_chosen = |mapping: &Mapping| {
@@ -90,7 +90,7 @@ pub fn far_pages(pid: i32, space: &AddressSpace, home: Home, ranges: &[AddressRa
     gather(home, chosen.filter_map(|(mapping, bytes)| Some((mapping.path()?, bytes))))
 }
 
-/// Adds up the mappings of each file, and keeps those of which anything lies elsewhere.
+/// Sums the mappings of each file, and keeps files with pages on other nodes.
 fn gather<'a>(home: u32, mapped: impl Iterator<Item = (&'a str, Vec<(u32, u64)>)>) -> Vec<FarPages> {
     let mut files: Vec<FarPages> = Vec::new();
     for (path, bytes) in mapped {

@@ -1,5 +1,5 @@
-//! Where the files of Pagelift lie: beside each other in a build or after `cargo install`, in `bin` and `libexec/pagelift`
-//! once installed.
+//! The folders of Pagelift's files: next to each other in a build or after `cargo install`, in `bin` and
+//! `libexec/pagelift` once installed.
 
 use crate::SessionError;
 use std::path::{Path, PathBuf};
@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 const PROGRAM: &str = "pagelift";
 /// The program of the commands that measure, such as `pagelift bench`.
 pub const MEASURE: &str = "pagelift-measure";
-/// From `bin`, where everything lies that users do not call by name.
+/// Relative to `bin`: the folder of all files that users do not call by name.
 const INNER_FOLDER: &str = "../libexec/pagelift";
-/// From there, where `pagelift` lies.
+/// Relative to that folder: the folder of `pagelift`.
 const PROGRAM_FOLDER: &str = "../../bin";
 
-/// Returns a file of Pagelift that lies beside this program or in its `libexec` folder.
+/// Returns a file of Pagelift that is next to this program or in its `libexec` folder.
 ///
 /// # Errors
-/// In which folders there is none; /proc cannot be read.
+/// The folders in which there is none; /proc cannot be read.
 pub fn find(name: &str) -> Result<PathBuf, SessionError> {
     in_folders(name, &[".", INNER_FOLDER])
 }

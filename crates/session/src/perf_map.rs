@@ -1,6 +1,7 @@
 //! The perf map of a process that has just been lifted.
 
 use confinement::{NotConfined, Reads, confine};
+use linux::watch::with_same_limit;
 use process_view::perf_map::{Destination, PerfMapError, PerfMapSummary};
 use std::thread;
 
@@ -24,6 +25,9 @@ pub fn write(pid: i32) -> Result<Written, PerfMapError> {
         let not_confined = confine(Reads::Processes).err();
         destination.write().map(|summary| Written { summary, not_confined })
     };
-    let reader = thread::Builder::new().name("perf-map".to_owned()).spawn(read).map_err(PerfMapError::NoThread)?;
+    let reader = thread::Builder::new()
+        .name("perf-map".to_owned())
+        .spawn(with_same_limit(read))
+        .map_err(PerfMapError::NoThread)?;
     reader.join().unwrap_or(Err(PerfMapError::ReaderEnded))
 }

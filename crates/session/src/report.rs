@@ -3,8 +3,9 @@
 use crate::heap::HeapInPlace;
 use crate::nodes::{FarPages, Home, NodeBytes, far_pages, home_of};
 use crate::shared::InPlaceReports;
+use address_space::RangeSet;
 use lift_execution::{Outcome, RangeOutcome, Report};
-use lift_plan::{Coverable, MachineFacts, Numa, Plan, Source};
+use lift_plan::{Coverable, Later, MachineFacts, Numa, Plan, Price, Reason, Refusal, Source};
 use linux::written_file;
 use machine_facts::{System, bytes_on_nodes};
 use process_view::ProcessFiles;
@@ -17,20 +18,20 @@ use std::time::Duration;
 /// Version of the format; it grows with every change that breaks a reader.
 pub const VERSION: u32 = 1;
 
-/// What was done with a program's base address.
+/// The change of a program's base address.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub enum Base {
-    /// Kept: the program is not position-independent, or another base covers no more and is not that of an image.
+    /// Kept: the program is not position-independent, or another base covers no more and does not suit an image.
     Kept {
         /// Why.
         why: String,
     },
     /// Moved before the first instruction.
     Moved {
-        /// What huge pages could cover at the kernel's base. Bytes.
+        /// Bytes that huge pages could cover at the kernel's base.
         before: Coverable,
-        /// What they can cover at the chosen base. Bytes.
+        /// Bytes that they can cover at the chosen base.
         after: Coverable,
         /// The base was chosen for the file's own page cache: its addresses agree with its offsets, and both numbers
         /// count only what huge folios of the file show.
@@ -52,7 +53,7 @@ pub struct LiftReport {
     pub pid: i32,
     /// Name of the program's file.
     pub program: String,
-    /// What was lifted.
+    /// The lift.
     #[serde(flatten)]
     pub lift: Report,
     /// The base.
@@ -62,7 +63,7 @@ pub struct LiftReport {
     /// Bytes of lifted mappings on each NUMA node; empty on a machine with one node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeBytes>,
-    /// Pages of files and images that the program runs from and that lie on other NUMA nodes than its own.
+    /// Pages of files and images that the program uses from other NUMA nodes than its own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub far_pages: Vec<FarPages>,
     /// Objects of which the store has copies by NUMA node, but none for the program's node, each with the reason.
@@ -70,7 +71,7 @@ pub struct LiftReport {
     pub not_on_node: Vec<String>,
     /// Time for which the program was stopped, at both stops together, in microseconds.
     pub stopped_microseconds: u64,
-    /// A setting of the program's own that was suspended during the lift and could not be put back, with the reason.
+    /// A setting of the program's own that was suspended during the lift and could not be restored, with the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub still_suspended: Option<String>,
     /// Outcome for the heap, where `attach` was asked to collapse it.
@@ -79,6 +80,12 @@ pub struct LiftReport {
     /// Outcomes for the memory of all chosen processes that was lifted in place, in the report of the first one.
     #[serde(flatten)]
     pub in_place: InPlaceReports,
+    /// The work of the helper, if memory is lifted in place as it fills.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub watched: Option<Watched>,
+    /// Memory that is lifted when the program has paid for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub postponed: Option<Postponed>,
     /// Mapped files that could not be parsed.
     pub not_understood: Vec<String>,
     /// Objects without an image, where there is a store, each with the reason.
@@ -86,6 +93,80 @@ pub struct LiftReport {
     /// The command or change that fixes a reason, where there is one, by the reason's own words.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub fixes: BTreeMap<String, String>,
+}
+
+/// Memory whose lift a program pays for by the CPU time that it uses.
+#[derive(Clone, Debug, Serialize)]
+pub struct Postponed {
+    /// Its size.
+    pub bytes: u64,
+    /// The predicted price.
+    pub price: Price,
+    /// CPU time that the program has used when it has paid.
+    pub due_microseconds: u64,
+    /// Its state.
+    #[serde(flatten)]
+    pub state: PostponedState,
+}
+
+impl Postponed {
+    /// Memory that is lifted later, before the program has paid; `None` if there is none.
+    pub fn of(later: &Later) -> Option<Self> {
+        (!later.lifts.is_empty()).then(|| Self {
+            bytes: later.lifts.iter().map(|lift| lift.range.len()).sum(),
+            price: later.price,
+            due_microseconds: later.due.as_micros() as u64,
+            state: PostponedState::Waiting,
+        })
+    }
+}
+
+/// State of memory that is lifted later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+pub enum PostponedState {
+    /// The program had not paid when the report was written. A report is not written again if the program ends before.
+    Waiting,
+    /// The program has ended before it had paid.
+    Ended,
+    /// The program has executed another one before it had paid.
+    Executed,
+    /// It was lifted, as the report shows.
+    Lifted {
+        /// CPU time that the program had used.
+        used_microseconds: u64,
+    },
+    /// The program had paid, and could not be lifted.
+    Refused {
+        /// Why.
+        why: String,
+    },
+}
+
+/// The work of a helper beside a program whose memory is lifted in place as it fills.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Watched {
+    /// State of the program and its descendants.
+    pub state: WatchedState,
+    /// Number of checks of their memory.
+    pub looks: u64,
+    /// Number of looks that put memory on huge pages.
+    pub lifts: u64,
+    /// Time that the looks took without the lifts, in microseconds.
+    pub looking_microseconds: u64,
+    /// The most processes at one look.
+    pub most_processes: usize,
+}
+
+/// State of a program and its descendants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WatchedState {
+    /// One still ran when the report was written.
+    #[default]
+    Running,
+    /// All had ended.
+    Ended,
 }
 
 impl LiftReport {
@@ -106,6 +187,8 @@ impl LiftReport {
             still_suspended: None,
             heap: None,
             in_place: InPlaceReports::default(),
+            watched: None,
+            postponed: None,
             not_understood: Vec::new(),
             without_image: Vec::new(),
             fixes: BTreeMap::new(),
@@ -116,6 +199,38 @@ impl LiftReport {
     pub fn take(&mut self, plan: Plan, outcome: Outcome, duration: Duration) {
         let unlifted = self.lift.unlifted.take();
         self.lift = Report { unlifted, ..Report::new(plan, outcome, duration.as_micros() as u64) };
+        self.find_fixes();
+    }
+
+    /// Adds the outcome of a later lift of the same process.
+    pub fn add_later(&mut self, later: Self) {
+        let Report { ranges, refusals, unexpected, sealing, lift_microseconds, .. } = later.lift;
+        let is_replaced = |range: &RangeOutcome| ranges.iter().any(|other| other.range.overlaps(range.range));
+        self.lift.ranges.retain(|range| !is_replaced(range));
+        self.lift.ranges.extend(ranges);
+        // A running program is refused what only its start could have lifted, for a reason that the start knew better.
+        let at_start = self.lift.refusals.iter().filter(|refusal| matches!(refusal.reason, Reason::OnlyAtStart { .. }));
+        let planned: RangeSet = self.lift.ranges.iter().map(|range| range.range).collect();
+        let mut kept = Vec::new();
+        for refusal in at_start {
+            let mut rest = RangeSet::from_iter([refusal.range]);
+            planned.within(refusal.range).for_each(|range| rest.remove(range));
+            kept.extend(rest.iter().map(|range| Refusal { range, ..refusal.clone() }));
+        }
+        let is_new = |refusal: &Refusal| kept.iter().all(|known| !known.range.overlaps(refusal.range));
+        let new: Vec<_> = refusals.into_iter().filter(is_new).collect();
+        self.lift.refusals = [kept, new].concat();
+        self.lift.covered_bytes = self.lift.ranges.iter().map(|range| range.covered.bytes()).sum();
+        self.lift.advised_bytes = self.lift.ranges.iter().map(|range| range.advised).sum();
+        self.lift.made_resident_bytes = self.lift.ranges.iter().map(|range| range.made_resident).sum();
+        self.lift.lift_microseconds = self.lift.lift_microseconds.saturating_add(lift_microseconds);
+        self.lift.unexpected.extend(unexpected);
+        self.lift.sealing = sealing.or(self.lift.sealing.take());
+        (self.nodes, self.far_pages, self.still_suspended) = (later.nodes, later.far_pages, later.still_suspended);
+        self.find_fixes();
+    }
+
+    fn find_fixes(&mut self) {
         let of_ranges = self.lift.ranges.iter().flat_map(|range| {
             range.failed.iter().map(|failed| &failed.reason).chain(range.uncovered.iter().map(|part| &part.reason))
         });
@@ -123,7 +238,7 @@ impl LiftReport {
         self.fixes = reasons.filter_map(|reason| Some((reason.to_string(), reason.fix()?))).collect();
     }
 
-    /// Adds where the lifted memory lies, as the kernel shows it now.
+    /// Adds the nodes of the lifted memory, as the kernel reports them now.
     pub fn look_at_nodes(&mut self, machine: &MachineFacts, numa: Numa) {
         let home = home_of(self.pid, machine, numa);
         if home == Home::OneNode {
@@ -138,12 +253,21 @@ impl LiftReport {
         self.far_pages = far_pages(self.pid, &space, home, &shared);
     }
 
-    /// Returns the line that tells it, without its end.
+    /// Returns the report as a line, without a line feed.
     pub fn line(&self) -> String {
         self.lift.line(&self.program, self.pid)
     }
 
-    /// Writes the report: the only document of its file, or one more line of it.
+    /// True if all requested memory is on huge pages. If the heap was requested and is, code and data that fill no huge
+    /// page do not count.
+    pub fn is_complete(&self) -> bool {
+        match &self.heap {
+            None => self.lift.is_complete(),
+            Some(heap) => heap.is_complete() && (self.lift.is_complete() || self.lift.had_nothing_to_lift()),
+        }
+    }
+
+    /// Writes the report: the only document of its file, or one more line.
     ///
     /// # Errors
     /// The kernel's.
@@ -152,11 +276,77 @@ impl LiftReport {
     }
 }
 
-/// Writes JSON: the only document of its file, or one more line of it.
+/// Writes JSON: the only document of its file, or one more line.
 pub(crate) fn write_document(document: &impl Serialize, path: &Path, as_line: bool) -> io::Result<()> {
     let mut text = if as_line { serde_json::to_string(document)? } else { serde_json::to_string_pretty(document)? };
     text = foreign_text::escaped_json(&text);
     text.push('\n');
     let mut file = if as_line { written_file::append(path)? } else { written_file::create(path)? };
     file.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::{Address, AddressRange, PageSize, Protection};
+    use lift_plan::Kind;
+
+    const PAGE: u64 = 2 << 20;
+
+    fn range(first: u64, pages: u64) -> AddressRange {
+        AddressRange::sized(Address(first * PAGE), pages * PAGE)
+    }
+
+    fn lifted(range: AddressRange, covered: AddressRange) -> RangeOutcome {
+        RangeOutcome {
+            object: "program".to_owned(),
+            kinds: vec![Kind::Text],
+            range,
+            protection: Protection::READ_EXECUTE,
+            source: Some(Source::Thp),
+            page_size: PageSize::new(PAGE).unwrap(),
+            lifted: RangeSet::from_iter([covered]),
+            covered: RangeSet::from_iter([covered]),
+            advised: range.len() - covered.len(),
+            made_resident: covered.len(),
+            failed: Vec::new(),
+            uncovered: Vec::new(),
+        }
+    }
+
+    fn report(ranges: Vec<RangeOutcome>, refusals: Vec<(AddressRange, Reason)>) -> LiftReport {
+        let mut report = LiftReport::new(1, "program".to_owned());
+        let refusal = |(range, reason)| Refusal { object: "program".to_owned(), kinds: Vec::new(), range, reason };
+        let plan =
+            Plan { refusals: refusals.into_iter().map(refusal).collect(), considered: 40 * PAGE, ..Plan::default() };
+        report.take(plan, Outcome { ranges, ..Outcome::default() }, Duration::from_millis(1));
+        report
+    }
+
+    #[test]
+    fn a_later_lift_counts_no_memory_twice_and_loses_no_refusal() {
+        let (price, allowance) = (Duration::from_millis(9), Duration::from_millis(5));
+        let at_start = || Reason::OnlyAtStart { price, allowance, why: "cannot be made while the program runs" };
+        let unpaid = Reason::Unpaid { price, due: Duration::from_millis(900) };
+        let mut first = report(
+            vec![lifted(range(0, 2), range(0, 2)), lifted(range(4, 4), range(4, 1))],
+            vec![(range(10, 6), unpaid), (range(20, 4), at_start())],
+        );
+        // The second range again, the one that was not paid, and a part of one that only a start could lift.
+        let later = report(
+            vec![
+                lifted(range(4, 4), range(4, 3)),
+                lifted(range(10, 6), range(10, 6)),
+                lifted(range(22, 2), range(22, 2)),
+            ],
+            vec![(range(20, 2), Reason::RunningAndWritable), (range(30, 1), Reason::NotReadable)],
+        );
+        first.add_later(later);
+        assert_eq!(first.lift.considered_bytes, 40 * PAGE);
+        assert_eq!(first.lift.covered_bytes, (2 + 3 + 6 + 2) * PAGE);
+        assert_eq!((first.lift.advised_bytes, first.lift.lift_microseconds), (PAGE, 2000));
+        let refusals: Vec<_> = first.lift.refusals.iter().map(|refusal| (refusal.range, &refusal.reason)).collect();
+        assert_eq!(refusals, [(range(20, 2), &at_start()), (range(30, 1), &Reason::NotReadable)]);
+        assert_eq!(first.fixes.len(), 1, "{:?}", first.fixes);
+    }
 }

@@ -1,14 +1,16 @@
 //! Reads what the kernel backs with huge pages now, in one process or in all.
 
 use crate::heap::{PreloadedHeapView, preloaded_heap};
+use crate::names::program_name;
 use crate::nodes::{FarPages, Home, far_pages};
 use address_space::MappingUsage;
 use lift_plan::Numa;
 use linux::nodes::has_several_nodes;
 use machine_facts::{System, numa_facts};
 use process_view::coverage::{Coverage, HugeProcesses, LostContents};
-use process_view::{ObservationError, ProcessFiles, ProcessMemory, processes_with_huge_pages};
+use process_view::{ObservationError, ProcessFiles, ProcessMemory, each_of, processes_with_huge_pages};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// The coverage of a process, and the record of a preloaded heap in it.
 #[derive(Serialize)]
@@ -22,7 +24,7 @@ pub struct ProcessStatus {
     /// Parts of copies of files that the process has discarded, and that read as zeros.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<LostContents>,
-    /// Files and images that it maps by huge pages, and that lie on other NUMA nodes than its own.
+    /// Files and images that it maps by huge pages from other NUMA nodes than its own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub far_pages: Vec<FarPages>,
 }
@@ -30,14 +32,14 @@ pub struct ProcessStatus {
 /// Returns the status of one process.
 ///
 /// # Errors
-/// The process has ended, or may not be looked at.
+/// The process has ended, or may not be read.
 pub fn status_of(pid: i32) -> Result<ProcessStatus, ObservationError> {
     let memory = ProcessMemory::read(pid)?;
-    let (coverage, lost) = (memory.coverage(), memory.lost());
+    let (coverage, lost) = (Coverage { name: program_name(pid), ..memory.coverage() }, memory.lost());
     Ok(ProcessStatus { coverage, preloaded_heap: preloaded_heap(pid), lost, far_pages: far_pages_of(&memory) })
 }
 
-/// Returns what a process maps by huge pages of files and images that lie on other NUMA nodes than its own.
+/// Returns the files and images that a process maps by huge pages from other NUMA nodes than its own.
 pub fn far_pages_of(memory: &ProcessMemory) -> Vec<FarPages> {
     if !has_several_nodes() {
         return Vec::new();
@@ -55,5 +57,13 @@ pub fn far_pages_of(memory: &ProcessMemory) -> Vec<FarPages> {
 /// # Errors
 /// /proc is not mounted or cannot be listed.
 pub fn status_of_all() -> Result<HugeProcesses, ObservationError> {
-    processes_with_huge_pages()
+    let mut found = processes_with_huge_pages()?;
+    let pids: Vec<_> = found.processes.iter().map(|process| process.pid).collect();
+    let mut names = BTreeMap::new();
+    // One that has answered before may be silent now: it keeps its short name.
+    each_of(pids, |process| program_name(process.pid()), |pid, name| names.extend(name.ok().map(|name| (pid, name))));
+    for process in &mut found.processes {
+        names.remove(&process.pid).into_iter().for_each(|name| process.name = name);
+    }
+    Ok(found)
 }

@@ -2,30 +2,30 @@
 
 use super::start::{HeapStart, family_of, with_variables};
 use heap_abi::LIBRARY;
+use heap_choice::cures::{Cure, Flags, When, cures};
 use heap_choice::{Allocator, Environment, Program};
-use heap_cures::{Cure, Flags, When, cures};
 use std::ffi::{CString, OsString};
 use std::path::Path;
 
-/// What a start does so that the allocator keeps its memory.
+/// The actions of a start that make the allocator keep its memory.
 #[derive(Debug)]
 pub struct CalmStart {
     /// The program's whole environment, where it differs from the one that it would have without.
     pub environment: Option<Vec<CString>>,
-    /// What of it differs, by name.
+    /// The changed variables, by name.
     pub variables: Vec<(String, String)>,
     /// The name of the program's file.
     pub program: String,
     /// The allocator, without the evidence; `None` where the file is not an ELF program.
     pub allocator: Option<String>,
-    /// What is set, what stays and what is not possible.
+    /// The settings that are made, kept, and impossible.
     pub notes: Vec<String>,
-    /// True where nothing could be done.
+    /// True if no setting was possible.
     pub is_short: bool,
 }
 
-/// Decides for the program at `path` and the words of its command line, on top of what was decided about its heap. What the
-/// user has set stays.
+/// Decides for the program at `path` and the words of its command line, after the decision about its heap. The user's
+/// settings are kept.
 pub fn calm(path: &Path, words: &[OsString], heap: &HeapStart) -> CalmStart {
     let user = Environment::of_this_process();
     let program = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
@@ -72,7 +72,7 @@ impl CalmStart {
                 variables.retain(|(name, _)| name != variable);
                 variables.push((variable.to_owned(), value));
             }
-            // What --heap has set is none of the user's.
+            // Ignores variables that --heap has set.
             let stays = cure.applied(variable, user).stays;
             if !stays.is_empty() {
                 self.notes.push(format!("{variable}: {} is set by you and stays", stays.join(", ")));

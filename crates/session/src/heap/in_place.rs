@@ -4,7 +4,7 @@
 
 use crate::SessionError;
 use address_space::MappingName;
-use heap_choice::{CollapseError, collapse_once};
+use heap_choice::{CollapseError, collapse_once, collapsible};
 use lift_plan::MachineFacts;
 use linux::pages::base_page;
 use process_view::ProcessFiles;
@@ -18,7 +18,7 @@ pub const COLLAPSE_NEEDS: &str = "needed: Linux 6.1 and CAP_SYS_NICE, which root
 pub struct Anonymous {
     /// In RAM.
     pub resident: u64,
-    /// Bytes of these on transparent huge pages.
+    /// Bytes on transparent huge pages.
     pub huge: u64,
 }
 
@@ -29,6 +29,15 @@ pub struct HeapInPlace {
     pub before: Anonymous,
     /// After.
     pub after: Anonymous,
+    /// Bytes in blocks that are at least half in use and are still on base pages.
+    pub left: u64,
+}
+
+impl HeapInPlace {
+    /// True if all blocks that could be collapsed are on huge pages, and there are some.
+    pub fn is_complete(&self) -> bool {
+        self.left == 0 && self.after.huge > 0
+    }
 }
 
 /// Collapses a process's anonymous memory where at least half of a huge page is in use.
@@ -40,7 +49,10 @@ pub fn collapse_in_place(pid: i32, machine: &MachineFacts) -> Result<HeapInPlace
     let Some(thp) = machine.thp else { return Err(refused("this kernel has no transparent huge pages".into())) };
     let before = anonymous(pid)?;
     match collapse_once(pid, thp.size, base_page()) {
-        Ok(_) => Ok(HeapInPlace { before, after: anonymous(pid)? }),
+        Ok(_) => {
+            let left = collapsible(pid, thp.size, base_page()).unwrap_or(0);
+            Ok(HeapInPlace { before, after: anonymous(pid)?, left })
+        }
         Err(CollapseError::Gone) => Err(refused("the process has ended, or may not be looked at".into())),
         Err(CollapseError::Refused(error)) => {
             Err(refused(format!("collapsing is refused ({error}); {COLLAPSE_NEEDS}")))

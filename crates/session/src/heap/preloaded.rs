@@ -4,11 +4,11 @@ use heap_abi::{AccountCopy, Shortage};
 use heap_choice::{NotKnown, PreloadedHeap, SmallUse};
 use serde::Serialize;
 
-/// What `status` shows of a preloaded heap.
+/// The data for `status` about a preloaded heap.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub enum PreloadedHeapView {
-    /// All of it.
+    /// The whole account.
     Read(RunningHeap),
     /// The heap could not be read.
     NotRead {
@@ -28,7 +28,7 @@ pub struct RunningHeap {
     pub pool_taken: u64,
     /// Bytes of the pool memory in use.
     pub pool_used: u64,
-    /// Address space in use beside the pool, on transparent huge pages where the kernel has them.
+    /// Address space in use besides the pool, on transparent huge pages if the kernel has them.
     pub mapped: u64,
     /// Arenas of small blocks.
     pub arenas: u64,

@@ -34,9 +34,18 @@ pub struct HeapOptions {
 pub struct HeapPlan {
     /// The allocator that was found.
     pub allocator: Allocator,
-    /// What is done with `HeapPages::Auto`.
+    /// The decision for `HeapPages::Auto`.
     #[serde(rename = "way")]
     pub choice: HeapChoice,
+}
+
+impl HeapPlan {
+    /// The allocator, what `HeapPages::Auto` does with it, and why, as one line.
+    pub fn line(&self) -> String {
+        let HeapChoice { reasons, refusals, .. } = &self.choice;
+        let sentences: Vec<String> = reasons.iter().cloned().chain(refusals.iter().map(ToString::to_string)).collect();
+        format!("{}: {}", family_of(&self.allocator), sentences.join("; "))
+    }
 }
 
 /// The plan for the program in `file`, which was opened at `path`; `None` where it is not an ELF program of this machine.
@@ -48,7 +57,7 @@ pub fn heap_plan(path: &Path, file: &File, machine: &MachineFacts) -> Option<Hea
     Some(HeapPlan { allocator, choice })
 }
 
-/// What a start does for the heap.
+/// The actions of a start for the heap.
 #[derive(Default)]
 pub struct HeapStart {
     /// The program's whole environment, where it differs from this process's.
@@ -63,17 +72,17 @@ pub struct HeapStart {
     pub is_short: bool,
 }
 
-/// What was decided about a heap.
+/// The decision about a heap.
 pub struct HeapDecision {
     /// The name of the program's file.
     pub program: String,
     /// The allocator, without the evidence; `None` where the file is not an ELF program of this machine.
     pub allocator: Option<String>,
-    /// What is done and what is not, each with its reason.
+    /// The actions taken and not taken, each with its reason.
     pub notes: Vec<String>,
 }
 
-/// Decides for the program at `path`. For a script that is its interpreter. `only` are the names to which the start is
+/// Decides for the program at `path`; for a script, that is its interpreter. `only` are the names to which the start is
 /// limited.
 pub fn prepare_heap(options: &HeapOptions, only: &[String], path: &Path, machine: &MachineFacts) -> HeapStart {
     if options.pages == HeapPages::Off {
@@ -150,7 +159,7 @@ fn choose_for(
 
 const NO_PAGES: [NodePages; MOST_NODES] = [NodePages { node: 0, pages: 0 }; MOST_NODES];
 
-/// What `--numa` does not do for a heap.
+/// The part of `--numa` that does not concern a heap.
 const NOT_PLACED: &str = "--numa chooses the nodes of pool pages of the preloaded heap only: other memory of the heap comes by \
                           the program's own memory policy (numactl --membind)";
 
@@ -173,8 +182,8 @@ fn no_pages(size: PageSize, numa: Numa, machine: &MachineFacts) -> String {
         }
         (None, Some(node)) if elsewhere > 0 => format!(
             "found no free page of {size} in the pool on {nodes}; {elsewhere} on other nodes may not be used; fix: pagelift pool \
-             reserve {}K:NUMBER@{node}",
-            size.kib()
+             reserve {}:NUMBER@{node}",
+            size.word()
         ),
         _ => format!("found {free} free pages of {size} in the pool; {}", fix(size)),
     }
@@ -186,11 +195,14 @@ fn fix(size: PageSize) -> String {
     if !Path::new(&file).exists() {
         return format!("this machine has no huge pages of {size}");
     }
-    format!("fix: echo NUMBER > {file}, or for large pages hugepagesz= and hugepages= when booting")
+    format!(
+        "fix: pagelift pool reserve {}:NUMBER, or for large pages hugepagesz= and hugepages= when booting",
+        size.word()
+    )
 }
 
-/// The pages of the pool that the heap takes, by node: of those nodes that `--numa`, or else the process's cpuset and memory
-/// policy, leaves to it.
+/// The pages of the pool that the heap takes, by node: from the nodes that `--numa`, or else the process's cpuset and
+/// memory policy, allows.
 fn pool_share(
     size: PageSize,
     options: &HeapOptions,
@@ -270,8 +282,8 @@ pub fn library() -> Result<String, String> {
     })
 }
 
-/// Returns the library where the program's C library has what it needs: a dynamic linker ends a program that preloads
-/// anything else.
+/// Returns the library if the program's C library has the symbols that it needs: a dynamic linker ends a program that
+/// preloads any other.
 fn for_glibc_of(program: &Program, library: String) -> Result<String, String> {
     let found = program.libraries.iter().find_map(|library| library.glibc_minor);
     let needed =
@@ -285,7 +297,7 @@ fn for_glibc_of(program: &Program, library: String) -> Result<String, String> {
     }
 }
 
-/// Returns an environment, this process's where none is given, with `variables` set.
+/// Returns an environment, this process's if none is given, with `variables` set.
 pub fn with_variables(environment: Option<Vec<CString>>, variables: &[(String, String)]) -> Vec<CString> {
     let own = || std::env::vars_os().map(|(name, value)| [name.into_vec(), b"=".to_vec(), value.into_vec()].concat());
     let before = environment.unwrap_or_else(|| own().filter_map(|variable| CString::new(variable).ok()).collect());
@@ -368,7 +380,7 @@ mod tests {
         machine.pools[0].available = 40;
         let why = no_pages(size, Numa::Own, &machine);
         let expected = "found no free page of 2 MiB in the pool on node 0; 40 on other nodes may not be used; fix: pagelift pool \
-                        reserve 2048K:NUMBER@0";
+                        reserve 2M:NUMBER@0";
         assert_eq!(why, expected);
     }
 

@@ -8,8 +8,8 @@ use crate::images::MissingImages;
 use crate::names::program_name;
 use crate::{LiftReport, SessionError};
 use address_space::AddressSpace;
-use lift_execution::{Difference, Executor, RangeOutcome, compare, execute, seal};
-use lift_plan::{MachineFacts, Plan, Policy};
+use lift_execution::{Difference, Executor, RangeOutcome, compare, exchanges_mappings, execute, seal};
+use lift_plan::{MachineFacts, Paid, Plan, Policy, Price, within};
 use machine_facts::machine_facts;
 use options::Prepare;
 use process_view::ObjectReader;
@@ -25,12 +25,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Options of a lift of a running program.
 #[derive(Clone, Default)]
 pub struct AttachOptions {
-    /// What to lift.
+    /// The memory to lift.
     pub policy: Policy,
     /// Whether files are brought into huge folios of the page cache first.
     pub prepare: Prepare,
     /// Also collapse the program's allocated memory onto transparent huge pages.
     pub heap: bool,
+    /// Limit of the cost of all copies; `None`: any price.
+    pub paid: Option<Paid>,
+}
+
+impl AttachOptions {
+    /// The part of a plan that may be made, and the price of its copies if there is a limit.
+    fn affordable(&self, plan: Plan) -> (Plan, Price) {
+        match &self.paid {
+            Some(paid) => within(plan, paid),
+            None => (plan, Price::default()),
+        }
+    }
 }
 
 /// The outcome of a lift of a running program.
@@ -41,7 +53,9 @@ pub struct Attached {
     pub pause: Pause,
     /// Ranges were not lifted because threads could not be stopped at that moment. Another lift may succeed.
     pub is_cut_short: bool,
-    /// Why the heap, which was to be collapsed, is not. What the report says was done nevertheless.
+    /// The predicted price of the copies, if their cost has a limit.
+    pub price: Price,
+    /// The reason why the heap, which was to be collapsed, is not. The rest of the report was done nevertheless.
     pub heap_refused: Option<SessionError>,
 }
 
@@ -67,18 +81,47 @@ pub fn attach(
 ) -> Result<Option<Attached>, SessionError> {
     let lifted = super::in_own_thread(|| {
         // Taken before anything of the process is read.
-        let Some(target) = process.open()? else { return Ok(None) };
-        let pid = target.pid();
-        let machine = machine_facts(pid);
-        let mut report = LiftReport::new(pid, program_name(pid));
-        let lifted = lift(target, reader, &machine, options, &mut report)?;
-        Ok(Some((lifted, report, machine)))
+        process.open()?.map(|target| lift_opened(target, options, reader)).transpose()
     })?;
-    let Some((Lifted { pause, is_cut_short, target }, mut report, machine)) = lifted else { return Ok(None) };
-    // Takes seconds, in another thread: a thread of the program that the lift has told to stop in vain is not kept stopped.
+    Ok(lifted.map(|lifted| with_heap(lifted, options, reader)))
+}
+
+/// Lifts the memory of a program that was opened before, as [`attach`] does.
+///
+/// # Errors
+/// As for [`attach`].
+pub(crate) fn attach_opened(
+    target: Target,
+    options: &AttachOptions,
+    reader: &mut ObjectReader,
+) -> Result<Attached, SessionError> {
+    let lifted = super::in_own_thread(|| lift_opened(target, options, reader))?;
+    Ok(with_heap(lifted, options, reader))
+}
+
+fn lift_opened(
+    target: Target,
+    options: &AttachOptions,
+    reader: &mut ObjectReader,
+) -> Result<(Lifted, LiftReport, MachineFacts), SessionError> {
+    let pid = target.pid();
+    let machine = machine_facts(pid);
+    let mut report = LiftReport::new(pid, program_name(pid));
+    let lifted = lift(target, reader, &machine, options, &mut report)?;
+    Ok((lifted, report, machine))
+}
+
+/// Collapses the heap too, where that is wanted.
+fn with_heap(
+    (lifted, mut report, machine): (Lifted, LiftReport, MachineFacts),
+    options: &AttachOptions,
+    reader: &mut ObjectReader,
+) -> Attached {
+    let Lifted { pause, is_cut_short, price, target } = lifted;
+    // Takes seconds, in another thread: a thread of the program that could not be stopped in time is not kept stopped.
     let collapse = || super::in_own_thread(|| collapse_heap(target, reader, &machine, &mut report));
     let heap_refused = options.heap.then(collapse).and_then(Result::err);
-    Ok(Some(Attached { report, pause, is_cut_short, heap_refused }))
+    Attached { report, pause, is_cut_short, price, heap_refused }
 }
 
 /// Collapses the heap, with the program's own PR_SET_THP_DISABLE suspended for as long as that takes, and adds to the report.
@@ -106,6 +149,8 @@ struct Lifted {
     /// Time for which the program's threads were stopped.
     pause: Pause,
     is_cut_short: bool,
+    /// The price of the copies, if their cost has a limit.
+    price: Price,
     /// The program; it can be worked on again.
     target: Target,
 }
@@ -127,11 +172,13 @@ fn lift(
     let (started, pid) = (Instant::now(), target.pid());
     let facts = without_thp_disable(machine);
     let (mut machine, mut thp_is_suspended) = (&facts.0, facts.1);
-    let (mut seen, mut plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
+    let (mut seen, plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
+    let (mut plan, mut price) = options.affordable(plan);
     if plan.lifts.is_empty() {
         report.take(plan, lift_execution::Outcome::default(), started.elapsed());
+        report.lift.already_bytes += seen.data_files.huge();
         (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
-        return Ok(Lifted { pause: Pause::default(), is_cut_short: false, target });
+        return Ok(Lifted { pause: Pause::default(), is_cut_short: false, price, target });
     }
     let mut executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
     // Leftovers of an ended lift may have occupied memory and suspended the program's PR_SET_THP_DISABLE.
@@ -140,7 +187,9 @@ fn lift(
         let target = executor.finish().target;
         renewed = without_thp_disable(&machine_facts(pid));
         (machine, thp_is_suspended) = (&renewed.0, renewed.1);
-        (seen, plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
+        let (seen_now, planned) = plan_for_running(pid, reader, machine, policy, preparation)?;
+        seen = seen_now;
+        (plan, price) = options.affordable(planned);
         executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
     }
     if thp_is_suspended && let Err(error) = executor.suspend_thp_disable() {
@@ -148,11 +197,14 @@ fn lift(
     }
     let space = &seen.process.space;
     let mut outcome = execute(&plan, space, &mut executor);
-    // The program keeps mapping and unmapping memory while it is lifted, so only the lifted ranges are compared.
-    outcome.unexpected.retain(|difference| plan.lifts.iter().any(|lift| lift.range.covers(difference.range)));
+    // The program keeps mapping and unmapping memory while it is lifted, so only ranges with other mappings are compared.
+    let is_ours = |difference: &Difference| {
+        plan.lifts.iter().any(|lift| exchanges_mappings(lift) && lift.range.covers(difference.range))
+    };
+    outcome.unexpected.retain(is_ours);
     retain_lasting(&mut outcome.unexpected, (&plan, space), &mut executor);
     if !outcome.unexpected.is_empty() {
-        // A difference is a fault only where the mappings still belong to the same program.
+        // A difference is a fault only if the mappings still belong to the same program.
         if let Err(error) = executor.with_thread(|_| Ok(())) {
             return Err(refused(executor, &error));
         }
@@ -169,6 +221,7 @@ fn lift(
     }
     let is_cut_short = may_work_later && !outcome.ranges.iter().all(RangeOutcome::is_complete);
     report.take(plan, outcome, started.elapsed());
+    report.lift.already_bytes += seen.data_files.huge();
     report.look_at_nodes(machine, policy.numa);
     (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
     report.other_threads = pause.threads.saturating_sub(1);
@@ -176,7 +229,7 @@ fn lift(
         return Err(SessionError::refused(finished.with_reason(why), may_work_later));
     }
     report.still_suspended = finished.still_suspended;
-    Ok(Lifted { pause, is_cut_short, target: finished.target })
+    Ok(Lifted { pause, is_cut_short, price, target: finished.target })
 }
 
 /// Keeps the differences that last. A program that generates code changes protections within its own code for short

@@ -16,8 +16,8 @@ use std::borrow::Cow;
 
 /// Number of bytes of a range that are compared with its file at a time.
 const COMPARED_AT_ONCE: u64 = 1 << 20;
-/// Number of bytes that are put back at a time. Anonymous memory is compared once more while all threads stand still, which
-/// takes about 0.2 ms for each MiB.
+/// Number of bytes that are restored at a time. Anonymous memory is compared once more while all threads are stopped,
+/// which takes about 0.2 ms for each MiB.
 const PUT_BACK_AT_ONCE: u64 = 4 << 20;
 
 /// The outcome of a detach.
@@ -25,6 +25,10 @@ const PUT_BACK_AT_ONCE: u64 = 4 << 20;
 pub struct Detached {
     /// Bytes that are back on the pages of their files; 0 where nothing was lifted.
     pub restored: u64,
+    /// Bytes of written memory on huge pages, which stay there: what the program has written cannot be moved while it runs.
+    pub stays: u64,
+    /// Bytes of shared memory on huge pages, which stay there: other processes may use them.
+    pub stays_shared: u64,
     /// Time for which the program's threads were stopped.
     pub pause: Pause,
 }
@@ -33,9 +37,20 @@ pub struct Detached {
 /// longer the one that was selected.
 ///
 /// # Errors
-/// The program cannot be stopped or changed, or a range could not be put back; the other ranges are put back.
+/// The program cannot be stopped or changed, or a range could not be restored; the other ranges are restored.
 pub fn detach(process: &Selected<'_>) -> Result<Option<Detached>, SessionError> {
-    super::in_own_thread(|| process.open()?.map(restore_all).transpose())
+    let detached = super::in_own_thread(|| process.open()?.map(restore_all).transpose())?;
+    Ok(detached.map(|detached| detached.with_huge_pages_of(process.pid)))
+}
+
+impl Detached {
+    /// Adds the written and shared memory that is on huge pages; none if the process has ended.
+    fn with_huge_pages_of(self, pid: i32) -> Self {
+        let usages = ProcessFiles::of(pid).smaps().unwrap_or_default();
+        let written = || usages.iter().filter(|usage| usage.mapping.protection.write);
+        let stays = written().map(|usage| usage.anonymous_huge).sum();
+        Self { stays, stays_shared: written().map(|usage| usage.shmem_huge).sum(), ..self }
+    }
 }
 
 fn restore_all(target: Target) -> Result<Detached, SessionError> {
@@ -81,10 +96,10 @@ fn restore_all(target: Target) -> Result<Detached, SessionError> {
         let may_work_later = executor.may_work_later();
         return Err(SessionError::refused(executor.finish().with_reason(why), may_work_later));
     }
-    left(executor, Detached { restored, pause })
+    left(executor, Detached { restored, pause, ..Detached::default() })
 }
 
-/// Leaves the program; an error where a setting of its own could not be put back.
+/// Leaves the program; an error if one of its own settings could not be restored.
 fn left(executor: LiveExecutor, detached: Detached) -> Result<Detached, SessionError> {
     match executor.finish().still_suspended {
         None => Ok(detached),
@@ -101,8 +116,8 @@ fn sealed_of(pid: i32, lifted: &[Lifted<'_>]) -> Result<Option<AddressRange>, Se
     Ok(lifted.iter().map(|lifted| lifted.range).find(|range| ranges.iter().any(|sealed| sealed.overlaps(*range))))
 }
 
-/// Returns the number of bytes of a range that are put back at a time. No page of the pool is cut: its size divides the start
-/// and the length of the range. Of an image hardly anything is compared.
+/// Returns the number of bytes of a range that are restored at a time. No page of the pool is cut: its size divides the
+/// start and the length of the range. Hardly any bytes of an image are compared.
 fn put_back_at_once(range: AddressRange, name: &MappingName) -> u64 {
     match name {
         MappingName::HugetlbAnonymous => {
@@ -119,7 +134,7 @@ struct Lifted<'a> {
     object: &'a LoadedObject,
     segment: LoadSegment,
     range: AddressRange,
-    /// Number of bytes of it that are put back at a time.
+    /// Number of bytes that are restored at a time.
     at_once: u64,
     /// The pool mapping that it shares with another segment.
     shared_page: Option<Mapping>,
@@ -229,8 +244,8 @@ fn changes_in(executor: &mut LiveExecutor, lifted: &Lifted<'_>, file: AddressRan
     Ok(changes)
 }
 
-/// Returns the contents `now` of memory at `start`, with the contents `before` where the code of this lift is: its bytes can be those
-/// of a breakpoint.
+/// Returns the contents `now` of memory at `start`, with the contents `before` at the addresses of this lift's code:
+/// its bytes can equal a breakpoint.
 fn without_own_code<'a>(code: AddressRange, start: Address, before: &[u8], now: &'a [u8]) -> Cow<'a, [u8]> {
     let own = code.intersect(AddressRange::sized(start, now.len() as u64));
     if own.is_empty() {

@@ -1,24 +1,30 @@
 //! Running programs: finding them, lifting them and putting them back.
 
 mod attach;
+mod descendants;
 mod detach;
 mod suspended;
 mod targets;
 mod watch;
 
+pub(crate) use attach::attach_opened;
 pub use attach::{AttachOptions, Attached, attach, plan_attach};
+pub use descendants::Descendants;
 pub use detach::{Detached, detach};
 pub use ptrace::attach::Pause;
 pub(crate) use suspended::Suspended;
-pub use targets::{Chosen, Selected, answering};
-pub use watch::Watch;
+pub use targets::{Chosen, Members, Selected, answering};
+pub use watch::Watches;
 
 use crate::SessionError;
 use address_space::{AddressSpace, LoadedObject};
 use lift_execution::CallError;
+use linux::job_control::NotSuspended;
 use linux::urgency::take_largest_share;
+use linux::watch::with_same_limit;
 use machine_facts::{Cgroups, System, base_page};
 use nix::unistd::{Pid, gettid};
+use process_view::{OneByOne, Unanswered};
 use ptrace::attach::{LiveExecutor, StopWaiter, Target};
 use std::path::Path;
 use std::thread;
@@ -26,7 +32,7 @@ use std::time::{Duration, Instant};
 
 fn executor_for(target: Target, space: &AddressSpace, objects: &[LoadedObject]) -> Result<LiveExecutor, SessionError> {
     let pid = target.pid();
-    // A thread of it would stop, but not come back from a call.
+    // A thread would stop, but not return from a call.
     if let Some(cgroup) = Cgroups::of(&System, &format!("/proc/{pid}")).frozen(&System) {
         return Err(SessionError::Refused(format!(
             "it is frozen by its cgroup {cgroup}, so that none of its threads can make calls; fix: thaw it (docker unpause, \
@@ -46,16 +52,41 @@ fn refused(executor: LiveExecutor, error: &CallError) -> SessionError {
     SessionError::refused(executor.finish().with_reason(why), may_work_later)
 }
 
-/// Runs `work` in a thread of its own, which ends with it. A thread of the program that was asked to stop and could
-/// not, such as one in vfork, is then released by the kernel when it does stop; with a tracer that lives on, it would
-/// stay stopped.
+/// Runs `work` in a separate thread, which ends with it. A thread of the program that was interrupted and could not
+/// stop, for example one in vfork, is then released by the kernel when it does stop; with a tracer that lives on, it
+/// would stay stopped.
 pub(crate) fn in_own_thread<T: Send>(work: impl FnOnce() -> Result<T, SessionError> + Send) -> Result<T, SessionError> {
     // The signals that report stops must not reach the calling thread.
     let _signals = StopWaiter::take();
-    let joined = thread::scope(|scope| scope.spawn(|| (gettid(), work())).join());
+    // Suspended by Ctrl-Z while the program's threads are stopped, this process would keep them stopped.
+    let _not_suspended = NotSuspended::begin();
+    let work = with_same_limit(work);
+    let joined = thread::scope(|scope| {
+        let started = thread::Builder::new().spawn_scoped(scope, || (gettid(), work()));
+        started.map(thread::ScopedJoinHandle::join)
+    });
+    let joined = joined.map_err(|error| {
+        SessionError::Refused(format!(
+            "no thread could be started ({error}); fix: a higher limit of tasks (ulimit -u, TasksMax= of the unit, pids.max)"
+        ))
+    })?;
     let (worker, result) = joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     await_end(worker);
     result
+}
+
+/// Makes another thread work on a process, and continues without it if the process stops answering.
+///
+/// # Errors
+/// [`Unanswered`].
+pub fn with_process<T: Send + 'static>(
+    threads: &mut OneByOne,
+    pid: i32,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Unanswered> {
+    // The signals that report stops must not reach this thread.
+    let _signals = StopWaiter::take();
+    threads.with(pid, work)
 }
 
 /// Waits until the kernel has ended a thread that was joined: only then it no longer traces what it could not release, and

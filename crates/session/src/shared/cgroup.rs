@@ -1,6 +1,6 @@
 //! Room below the limits of a process's memory cgroups.
 
-use machine_facts::{Controller, Files, MemoryFiles, NO_LIMIT, for_each_directory};
+use machine_facts::{Cgroups, Controller, Files, MemoryFiles, NO_LIMIT};
 
 /// The limit of cgroup v2 above which the kernel throttles and reclaims, as `memory.max` is that above which it kills.
 const THROTTLES: &str = "memory.high";
@@ -8,10 +8,8 @@ const THROTTLES: &str = "memory.high";
 /// Bytes left below the tightest limit of a process (`memory.max` and `memory.high`, or `memory.limit_in_bytes`), and the
 /// directory that sets it; `None` without a limit.
 pub(super) fn memory_left(files: &impl Files, pid: i32) -> Option<(u64, String)> {
-    let membership = files.text(&format!("/proc/{pid}/cgroup"))?;
-    let mounts = files.text("/proc/self/mountinfo")?;
     let mut tightest: Option<(u64, String)> = None;
-    for_each_directory(&membership, &mounts, |found| {
+    Cgroups::of(files, &format!("/proc/{pid}")).for_each_directory(|found| {
         if found.controller != Controller::Memory {
             return;
         }
@@ -62,5 +60,10 @@ mod tests {
         files.0.insert("/c/a/memory.high".to_owned(), "max".to_owned());
         assert_eq!(memory_left(&files, 7), Some((400, "/c".to_owned())));
         assert_eq!(memory_left(&files, 8), None);
+        // From the cgroup namespace of another container.
+        files.0.insert("/proc/7/cgroup".to_owned(), "0::/../a".to_owned());
+        let host = "30 20 0:26 / /own rw - cgroup2 cgroup2 rw\n31 20 0:26 /.. /c rw - cgroup2 cgroup2 rw";
+        files.0.insert("/proc/self/mountinfo".to_owned(), host.to_owned());
+        assert_eq!(memory_left(&files, 7), Some((400, "/c".to_owned())));
     }
 }

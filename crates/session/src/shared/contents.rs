@@ -107,7 +107,7 @@ impl Looking<'_> {
         Ok(true)
     }
 
-    /// The data of a range of blocks. mincore(2) cannot tell swapped pages from holes.
+    /// The data of a range of blocks. mincore(2) does not distinguish swapped pages from holes.
     fn count(&mut self, blocks: &Range<u64>) -> io::Result<Held> {
         let block = self.huge.bytes();
         if !self.by_mapping {

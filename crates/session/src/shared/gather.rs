@@ -7,6 +7,7 @@ use crate::names::process_name;
 use crate::running::{Chosen, answering};
 use address_space::{AddressRange, Mapping, MappingUsage, PageSize, RangeSet};
 use linux::bounded::{Budget, MAPPED_FILES};
+use linux::capabilities::{self, CapabilitySet};
 use linux::features;
 use linux::pagemap::Pagemap;
 use linux::pages::{base_page, transparent_huge_page};
@@ -14,8 +15,7 @@ use linux::process_handle::ProcessHandle;
 use linux::release::kernel_release;
 use machine_facts::{Files, System, THP, chosen_word, is_thp_off};
 use nix::errno::Errno;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use process_view::{ObjectReader, ObservationError, ProcessFiles, TmpfsDevices, open_mapped};
+use process_view::{ObjectReader, ObservationError, ProcessFiles, TmpfsDevices, Unreadable, open_mapped};
 use serde::Serialize;
 use shared_memory::{Contents, Machine, Reason, Segment, SegmentKey, SegmentKind, View};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 /// Why processes are left out.
 const NO_TIME: &str = "no time was left to look at all of its mappings";
 const NO_MEMORY: &str = "it has more mappings than are kept";
+const NO_MAP_FILES: &str = "the kernel does not let this process open /proc/PID/map_files; needed: CAP_CHECKPOINT_RESTORE (Linux \
+     5.9), or CAP_SYS_ADMIN";
 /// The release from which on the kernel collapses memory in place.
 const COLLAPSES: (u32, u32) = (6, 1);
 /// The release from which on the kernel fills no hole that a userfaultfd watches (commit ac492b9c70ca).
@@ -48,6 +50,13 @@ const PER_PART: u64 = 48;
 pub(super) struct Settings {
     /// `shmem_enabled` of the size, from Linux 6.11 on.
     of_size: Option<String>,
+}
+
+impl Settings {
+    /// The word of `shmem_enabled` of the size.
+    pub fn word(&self) -> Option<&str> {
+        self.of_size.as_deref()
+    }
 }
 
 /// Reads the machine.
@@ -118,16 +127,20 @@ impl Family {
         machine: &Machine,
         settings: &Settings,
     ) -> Result<Self, SessionError> {
-        allow_descriptors();
+        linux::descriptors::allow_most();
         let reserve: Vec<_> = (0..RESERVE).filter_map(|_| File::open("/dev/null").ok()).collect();
         let mut found = Found::new(Instant::now() + MOST_READING);
         let (mut reader, mut off) = (ObjectReader::new(), BTreeSet::new());
         let (mut processes, mut skipped, mut looked, mut failed) = (BTreeMap::new(), Vec::new(), 0, None);
         let (answering, silent) = answering(pids);
         for process in silent {
-            let why = process.to_string();
-            skipped.push(SkippedProcess::new(process.pid, why.clone()));
-            failed = Some(SessionError::Refused(why));
+            let reason = process.to_string();
+            failed = Some(SessionError::Refused(reason.clone()));
+            skipped.push(SkippedProcess {
+                pid: process.pid,
+                name: format!("{}[{}]", process.name, process.pid),
+                reason,
+            });
         }
         for pid in answering {
             if found.is_late() {
@@ -175,16 +188,6 @@ impl Family {
         }
         drop(reserve);
         Ok(Self { segments, files, processes, off, skipped })
-    }
-}
-
-/// Each process and each segment takes a descriptor. Where the limit cannot be raised, the kernel refuses those for which there
-/// is none.
-fn allow_descriptors() {
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && soft < hard
-    {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
 }
 
@@ -386,7 +389,8 @@ fn special(usage: &MappingUsage, devices: &TmpfsDevices) -> Option<Option<Reason
     }
 }
 
-fn refusal(usage: &MappingUsage, kind: SegmentKind, size: PageSize, settings: &Settings) -> Option<Reason> {
+/// Returns the reason why the program or a setting keeps a mapping of shared memory off huge pages, if one does.
+pub(super) fn refusal(usage: &MappingUsage, kind: SegmentKind, size: PageSize, settings: &Settings) -> Option<Reason> {
     let of_size = settings.of_size.as_deref().filter(|_| kind != SegmentKind::SystemV);
     match of_size {
         _ if usage.has_flag("nh") => Some(Reason::AdvisedAgainst),
@@ -412,11 +416,21 @@ fn open(key: &SegmentKey, views: &[Shown], huge: PageSize, until: Instant) -> (R
                 Ok(contents) => return (Ok(contents), Some(file)),
                 Err(reason) => refused = reason,
             },
+            // Most such memory has no path by which it could be opened instead.
+            Ok(None) | Err(Unreadable::Missing | Unreadable::Replaced) if !may_follow_mappings() => {
+                refused = Reason::Unreadable { why: NO_MAP_FILES.to_owned() };
+            }
             Ok(_) => refused = Reason::Changed,
             Err(error) => refused = Reason::Unreadable { why: error.to_string() },
         }
     }
     (Err(refused), None)
+}
+
+/// True if this process may follow the links in `/proc/PID/map_files` (proc_pid_map_files(5)).
+fn may_follow_mappings() -> bool {
+    let any = [CapabilitySet::CHECKPOINT_RESTORE, CapabilitySet::SYS_ADMIN];
+    capabilities::of_this_thread().is_ok_and(|own| any.into_iter().any(|needed| own.effective.contains(needed)))
 }
 
 #[cfg(test)]

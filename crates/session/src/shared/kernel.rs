@@ -21,6 +21,13 @@ use std::time::{Duration, Instant};
 /// The share of the machine's memory that stays available: one part in so many.
 const SHARE_LEFT_ALONE: u64 = 16;
 
+/// Rooms of memory cgroups, by directory, and of tmpfs file systems, as one or several lifts have found them.
+#[derive(Debug, Default)]
+pub(super) struct Rooms {
+    of_cgroups: Margins<String>,
+    pub of_tmpfs: Margins<(u32, u32)>,
+}
+
 /// The processes and files of one lift.
 pub(super) struct Live<'a> {
     family: &'a Family,
@@ -28,24 +35,20 @@ pub(super) struct Live<'a> {
     suspended: Option<Suspended>,
     /// Number of processes for which that was done.
     number_suspended: usize,
-    /// Rooms of memory cgroups, by directory, and of tmpfs file systems.
-    of_cgroups: Margins<String>,
-    of_tmpfs: Margins<(u32, u32)>,
+    rooms: &'a mut Rooms,
     huge: PageSize,
     begin: Instant,
 }
 
 impl<'a> Live<'a> {
-    pub fn new(family: &'a Family, huge: PageSize, begin: Instant) -> Self {
-        let mut of_tmpfs = Margins::default();
+    pub fn new(family: &'a Family, huge: PageSize, begin: Instant, rooms: &'a mut Rooms) -> Self {
         for segment in &family.segments {
             // The room before the lift counts, not the room that other blocks have left.
             if let Some(room) = segment.contents.as_ref().ok().and_then(|contents| contents.room) {
-                let _ = of_tmpfs.check(segment.key.device, room, 0);
+                let _ = rooms.of_tmpfs.check(segment.key.device, room, 0);
             }
         }
-        let of_cgroups = Margins::default();
-        Self { family, suspended: None, number_suspended: 0, of_cgroups, of_tmpfs, huge, begin }
+        Self { family, suspended: None, number_suspended: 0, rooms, huge, begin }
     }
 
     /// Number of processes whose PR_SET_THP_DISABLE was suspended.
@@ -99,7 +102,7 @@ impl Kernel for Live<'_> {
     /// The new huge page is charged to the cgroup of the process that maps it, regardless of who was charged for the old pages.
     fn has_memory(&mut self, pid: i32, bytes: u64) -> Result<(), Reason> {
         if let Some((left, directory)) = memory_left(&System, pid) {
-            let checked = self.of_cgroups.check(directory.clone(), left, bytes);
+            let checked = self.rooms.of_cgroups.check(directory.clone(), left, bytes);
             checked.map_err(|kept| Reason::CgroupLimit { directory, left, kept })?;
         }
         let meminfo = System.text("/proc/meminfo").unwrap_or_default();
@@ -116,7 +119,7 @@ impl Kernel for Live<'_> {
         let left = room(self.file(segment).map_err(why)?).map_err(|error| why(error.to_string()))?;
         let Some(left) = left else { return Ok(()) };
         let device = self.family.segments[segment].key.device;
-        self.of_tmpfs.check(device, left, holes).map_err(|kept| Reason::Quota { left, kept })
+        self.rooms.of_tmpfs.check(device, left, holes).map_err(|kept| Reason::Quota { left, kept })
     }
 
     fn held(&mut self, segment: usize, block: u64) -> Result<Held, String> {

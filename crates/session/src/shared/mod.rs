@@ -4,25 +4,32 @@
 //! share a segment are one family: each segment is read once, and lifted once. If a program has switched transparent
 //! huge pages off for itself, one of its threads makes two calls, which suspend that for private memory.
 
+mod amounts;
+mod before;
 mod cgroup;
 mod contents;
 mod gather;
+mod growth;
 mod kernel;
 mod private;
 mod report;
 mod sharers;
+mod tables;
 
+pub use amounts::InPlaceAmounts;
+pub use before::{Expectation, expectation};
 pub use gather::SkippedProcess;
+pub use growth::{Growing, Rest, added, newly_huge};
 pub use report::{InPlaceReport, InPlaceReports, LeftAlone, SegmentReport};
 
 use crate::SessionError;
 use crate::running::{Chosen, in_own_thread};
 use gather::{Family, Settings, machine};
-use kernel::Live;
+use kernel::{Live, Rooms};
 use options::Kind;
 use report::Before;
 use serde::Serialize;
-use shared_memory::{Budget, Machine, Plan, Policy, lift, plan};
+use shared_memory::{Budget, Machine, Plan, Policy, lift, plan_within};
 use sharers::Sharers;
 use std::time::{Duration, Instant};
 
@@ -84,8 +91,8 @@ impl InPlaceOptions<'_> {
 /// # Errors
 /// No process can be read.
 pub fn plan_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlaceReport, SessionError> {
-    let prepared = Prepared::new(pids, options)?;
-    let before = Before::new(&prepared.family, &prepared.sharers, options.memory, prepared.machine.huge);
+    let prepared = Prepared::new(pids, options, &mut Rooms::default())?;
+    let before = prepared.before(options.memory, true);
     Ok(before.planned(&prepared.family.segments, &prepared.plan))
 }
 
@@ -94,19 +101,35 @@ pub fn plan_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlac
 /// # Errors
 /// No process can be read. Refusals by the kernel are in the report.
 pub fn lift_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlaceReport, SessionError> {
-    let Prepared { machine, family, plan, sharers } = Prepared::new(pids, options)?;
-    let before = Before::new(&family, &sharers, options.memory, machine.huge);
+    lift_within(pids, options, &mut Rooms::default(), true).map(|(report, _)| report)
+}
+
+/// Lifts memory in place, as one of several lifts. `rooms` are those that earlier lifts have found. Also returns the time spent
+/// on reading mappings and counting contents.
+fn lift_within(
+    pids: &[i32],
+    options: InPlaceOptions<'_>,
+    rooms: &mut Rooms,
+    predicts: bool,
+) -> Result<(InPlaceReport, Duration), SessionError> {
+    let begin = Instant::now();
+    let prepared = Prepared::new(pids, options, rooms)?;
+    let looking = begin.elapsed();
+    let before = prepared.before(options.memory, predicts);
+    let Prepared { machine, family, plan, .. } = prepared;
     let block = MOST_TIME_PER_MIB * (machine.huge.bytes() >> 20).max(1) as u32;
     let budget = Budget { all: MOST_TIME, block, tries: TRIES, fill: options.fill, most: options.most };
-    let work = || {
+    let mut work = || {
         let begin = Instant::now();
-        let mut live = Live::new(&family, machine.huge, begin);
+        let mut live = Live::new(&family, machine.huge, begin, rooms);
         let outcome = lift(&family.segments, &plan, &machine, &budget, &mut live);
         Ok((outcome, live.suspended(), begin.elapsed()))
     };
     // The thread that traces a program ends with the lift.
     let (outcome, suspended, took) = if family.off.is_empty() { work() } else { in_own_thread(work) }?;
-    Ok(before.lifted(&family.segments, &plan, &outcome, suspended, took))
+    let begin = Instant::now();
+    let report = before.lifted(&family.segments, &plan, &outcome, suspended, took);
+    Ok((report, looking + begin.elapsed()))
 }
 
 /// The facts that are gathered before a lift, and its plan.
@@ -118,14 +141,24 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(pids: &[i32], options: InPlaceOptions<'_>) -> Result<Self, SessionError> {
+    fn new(pids: &[i32], options: InPlaceOptions<'_>, rooms: &mut Rooms) -> Result<Self, SessionError> {
         let (machine, settings): (Machine, Settings) = machine(options.memory)?;
         let family = Family::of(pids, options.chosen, options.memory, &machine, &settings)?;
-        let plan = plan(&family.segments, &machine, Policy { fill: options.fill, most: options.most });
+        let policy = Policy { fill: options.fill, most: options.most };
+        let plan = plan_within(&family.segments, &machine, policy, &mut rooms.of_tmpfs);
         let sharers = match options.memory {
             InPlace::Shared => Sharers::of(&family.segments.iter().map(|segment| segment.key).collect::<Vec<_>>()),
             InPlace::Anonymous | InPlace::Jit => Sharers::none(),
         };
         Ok(Self { machine, family, plan, sharers })
+    }
+
+    /// Reads the page tables of all sharers, and predicts their size after the lift if that is wanted.
+    fn before(&self, memory: InPlace, predicts: bool) -> Before {
+        let before = Before::new(&self.family, &self.sharers, memory, self.machine.huge);
+        match predicts && memory == InPlace::Shared {
+            true => before.predicting(&self.family.segments, &self.plan),
+            false => before,
+        }
     }
 }

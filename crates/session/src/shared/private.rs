@@ -28,7 +28,16 @@ pub(super) fn mappings(
     reader: &mut ObjectReader,
 ) -> Result<Vec<MappingUsage>, SessionError> {
     let process = ProcessMemory::read_by(reader, pid)?;
-    let is_chosen = |kind, usage: &MappingUsage| match (memory, kind) {
+    Ok(mappings_in(&process, memory, huge).cloned().collect())
+}
+
+/// The mappings of one kind in a process's memory.
+pub(super) fn mappings_in(
+    process: &ProcessMemory,
+    memory: InPlace,
+    huge: PageSize,
+) -> impl Iterator<Item = &MappingUsage> {
+    let is_chosen = move |kind, usage: &MappingUsage| match (memory, kind) {
         (InPlace::Anonymous, MemoryKind::Anonymous) => {
             usage.mapping.protection.read && usage.mapping.range.len() >= huge.bytes()
         }
@@ -37,8 +46,8 @@ pub(super) fn mappings(
     };
     // `ss`: a shadow stack, which only the CPU writes.
     let is_plain = |usage: &MappingUsage| usage.mapping.is_plain_anonymous() && !usage.has_flag("ss");
-    let all = process.besides_objects().filter(|(kind, usage)| is_chosen(*kind, usage) && is_plain(usage));
-    Ok(all.map(|(_, usage)| usage.clone()).collect())
+    let all = process.besides_objects().filter(move |(kind, usage)| is_chosen(*kind, usage) && is_plain(usage));
+    all.map(|(_, usage)| usage)
 }
 
 /// Returns the reason why a mapping is left alone, if there is one.

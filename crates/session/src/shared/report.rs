@@ -2,6 +2,7 @@
 
 use super::gather::{Family, SkippedProcess};
 use super::sharers::{Segments, Sharers, page_tables};
+use super::tables::freed_by;
 use super::{InPlace, private};
 use address_space::PageSize;
 use process_view::ProcessFiles;
@@ -30,7 +31,9 @@ pub struct LeftAlone {
 impl LeftAlone {
     fn of(refused: &Refused) -> Self {
         let (reason, fix) = (refused.reason.to_string(), refused.reason.fix());
-        let is_fine = matches!(refused.reason, Reason::NoWholeBlock { .. } | Reason::Pool);
+        // A setting that could not be restored keeps no block from huge pages.
+        let is_note = matches!(refused.reason, Reason::NotSuspended { .. }) && refused.blocks == 0;
+        let is_fine = is_note || matches!(refused.reason, Reason::NoWholeBlock { .. } | Reason::Pool);
         Self { reason, fix, blocks: refused.blocks, bytes: refused.bytes, is_fine }
     }
 }
@@ -95,7 +98,11 @@ pub struct InPlaceReport {
     pub more_sharers: bool,
     /// Size of these processes' page tables before the lift, in bytes (`VmPTE`).
     pub page_tables_before: u64,
-    /// And after the lift.
+    /// And after the lift, as predicted before it. The tables of blocks that the lift makes huge are freed in each process that
+    /// has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_tables_predicted: Option<u64>,
+    /// And after the lift, as read back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page_tables_after: Option<u64>,
     /// Number of processes whose PR_SET_THP_DISABLE was suspended during the lift, by two calls of one of their threads.
@@ -134,6 +141,11 @@ impl InPlaceReports {
         *place = Some(report);
     }
 
+    /// All reports, by value.
+    pub(crate) fn into_all(self) -> impl Iterator<Item = InPlaceReport> {
+        [self.shared, self.anon, self.jit].into_iter().flatten()
+    }
+
     /// All reports.
     pub fn all(&self) -> impl Iterator<Item = &InPlaceReport> {
         [&self.shared, &self.anon, &self.jit].into_iter().flatten()
@@ -153,6 +165,7 @@ pub(super) struct Before {
     skipped: Vec<SkippedProcess>,
     all: BTreeSet<i32>,
     page_tables: u64,
+    predicted: Option<u64>,
     memory: InPlace,
     huge: PageSize,
 }
@@ -162,7 +175,13 @@ impl Before {
         let chosen = family.segments.iter().flat_map(|segment| segment.views.iter().map(|view| view.pid));
         let all: BTreeSet<i32> = sharers.all().into_iter().chain(chosen).collect();
         let skipped = family.skipped.clone();
-        Self { sharers: sharers.clone(), skipped, page_tables: page_tables(&all), all, memory, huge }
+        Self { sharers: sharers.clone(), skipped, page_tables: page_tables(&all), predicted: None, all, memory, huge }
+    }
+
+    /// Predicts the page tables after the lift. Unknown if not all sharers can be read in time.
+    pub fn predicting(self, segments: &[Segment], plan: &Plan) -> Self {
+        let freed = if self.sharers.is_complete { freed_by(segments, plan, &self.all, self.huge) } else { None };
+        Self { predicted: freed.map(|freed| self.page_tables.saturating_sub(freed)), ..self }
     }
 
     /// The report of a plan.
@@ -175,6 +194,7 @@ impl Before {
             sharers: self.all.len(),
             more_sharers: !self.sharers.is_complete,
             page_tables_before: self.page_tables,
+            page_tables_predicted: self.predicted,
             page_tables_after: None,
             suspended: None,
             microseconds: None,

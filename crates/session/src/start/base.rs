@@ -44,7 +44,7 @@ pub struct Better {
     why: Option<String>,
 }
 
-/// What is known of a program before it is placed.
+/// The facts about a program before it is placed.
 pub struct Placing<'a> {
     pub image: &'a ElfImage,
     pub bias: u64,
@@ -54,8 +54,8 @@ pub struct Placing<'a> {
     pub pid: i32,
 }
 
-/// Returns the base that covers more of a program than its present one, or as much where an image of it can be had; else why
-/// there is none. `usual` is the machine's usual huge page size.
+/// Returns the base that covers more of a program than its present one, or as much if an image is possible there;
+/// otherwise the reason why there is none. `usual` is the machine's default huge page size.
 pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSize>) -> Result<Better, Base> {
     let Placing { image, bias, huge, pid } = *placing;
     let kept = |why: &str| Err(Base::Kept { why: why.to_owned() });
@@ -94,9 +94,9 @@ pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSiz
     Ok(Better { size, offset: best.offset, before, after: best.covered, congruent: false, why })
 }
 
-/// Returns the base at which addresses agree with the file, where that is better than `best`, the base for copies and
-/// images; else why it is not, where huge folios could show anything. `has_image` says whether an image of the file made of
-/// pages of a size can be had.
+/// Returns the base at which addresses agree with the file, if that is better than `best`, the base for copies and
+/// images; otherwise the reason, if huge folios could show any part. `has_image` returns whether an image of the file
+/// made of pages of a size is possible.
 pub fn base_for_file(
     image: &ElfImage,
     huge: &[Range<u64>],
@@ -123,13 +123,13 @@ pub fn base_for_file(
     Err(Some(format!("{others} can show {}; huge folios of the file {}", of(&best.covered), of(&cached.covered))))
 }
 
-/// True where huge folios of the file show at least half of the code, and half of all that is never written, that copies
-/// could cover at their best base: a base for the file costs what copies could cover at the edges.
+/// True if huge folios of the file show at least half of the code, and half of the memory that is never written, that
+/// copies could cover at their best base: a base for the file costs the part that copies could cover at the edges.
 fn is_worth_it(cached: &BaseChoice, best: &BaseChoice) -> bool {
     2 * cached.covered.text >= best.covered.text && 2 * cached.covered.read_only >= best.covered.read_only
 }
 
-/// True where an image at its best base covers more code, or as much code and more other memory that is never written,
+/// True if an image at its best base covers more code, or as much code and more other memory that is never written,
 /// than huge folios of the file do.
 fn covers_more(image: &BaseChoice, cached: &BaseChoice) -> bool {
     let of = |choice: &BaseChoice| (choice.covered.text, choice.covered.read_only);
@@ -171,7 +171,7 @@ fn place_and_move(
 ) -> Result<u64, SessionError> {
     let (space, bias, size) = (&started.space, executable.bias, better.size);
     let extent = executable.extent().widened(base_page());
-    // The offset is that of the bias; the image's first page lies at a fixed distance from it.
+    // The offset is the bias's; the image's first page is at a fixed distance from it.
     let first = extent.start() - Address(bias);
     let start_offset = better.offset.wrapping_add(first) % size.bytes();
     let place = space

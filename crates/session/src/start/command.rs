@@ -2,12 +2,13 @@
 
 use heap_choice::Environment;
 use linux::attributes;
+use linux::search_path::find_program;
 use process_view::open_regular_file;
 use std::ffi::{CString, OsStr};
 use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum length of a chain of interpreters; the kernel allows four (execve(2)).
@@ -18,9 +19,9 @@ const MOST_INTERPRETERS: usize = 5;
 pub struct CommandFiles(Vec<PathBuf>);
 
 impl CommandFiles {
-    /// Returns the files that the exec of a command will open; empty where the command is not found.
+    /// Returns the files that the exec of a command will open; empty if the command is not found.
     pub fn of(command: &OsStr) -> Self {
-        let mut files: Vec<_> = find(command).into_iter().collect();
+        let mut files: Vec<_> = find_program(command).into_iter().collect();
         while files.len() <= MOST_INTERPRETERS
             && let Some(next) = files.last().and_then(|file| interpreter(file))
         {
@@ -29,8 +30,8 @@ impl CommandFiles {
         Self(files)
     }
 
-    /// Returns the files of the program whose heap is meant: of the first name in `only` that is found, or else of the
-    /// command.
+    /// Returns the files of the program whose heap is meant: of the first name in `only` that is found, otherwise of
+    /// the command.
     pub fn that_count(command: &OsStr, only: &[String]) -> Self {
         let found = |name: &String| Self::of(OsStr::new(name));
         only.iter().map(found).find(|files| !files.0.is_empty()).unwrap_or_else(|| Self::of(command))
@@ -53,7 +54,7 @@ impl CommandFiles {
         libraries.unwrap_or_default().into_iter().map(|library| library.path).collect()
     }
 
-    /// True where the program is a script.
+    /// True if the program is a script.
     pub fn is_script(&self) -> bool {
         self.0.len() > 1
     }
@@ -79,17 +80,6 @@ impl CommandFiles {
     }
 }
 
-/// The file that `execvp` executes.
-fn find(command: &OsStr) -> Option<PathBuf> {
-    if command.as_bytes().contains(&b'/') {
-        return Some(PathBuf::from(command));
-    }
-    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    std::env::split_paths(&path).map(|directory| directory.join(command)).find(|file| {
-        fs::metadata(file).is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
-    })
-}
-
 fn has_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
     let mut value = [0u8; 64];
@@ -108,6 +98,7 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
         let path = folder.join(name);

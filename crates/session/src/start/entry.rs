@@ -1,35 +1,51 @@
-//! Lifts a program that stands at its entry.
+//! Lifts a program that is stopped at its entry.
 
 use crate::facts::{Preparation, plan_for};
 use crate::files::{FilePreparation, KnownFile};
 use crate::images::{Known, MissingImages};
-use crate::{LiftReport, SessionError};
+use crate::names::started_name;
+use crate::{LiftReport, Postponed, SessionError};
 use address_space::{LoadedObject, ObjectRole};
 use lift_execution::{execute, seal};
-use lift_plan::{ImageSpan, MachineFacts, Method, Plan, Policy, ProcessFacts, RangeLift};
+use lift_plan::{ImageSpan, Later, MachineFacts, Method, Plan, Policy, ProcessFacts, RangeLift, Terms, divide};
 use options::Prepare;
 use process_view::ObjectReader;
 use ptrace::{EntryStop, Injector, OutsideExecutor, ProcessExecutor};
 use std::time::Instant;
 
-/// A plan, and the objects of the program.
-pub type PlannedLift = (Plan, Vec<LoadedObject>);
+/// How a program is lifted at its entry.
+#[derive(Clone, Copy)]
+pub struct How<'a> {
+    /// Files that the program has loaded are collapsed in place, unless this is `Never`.
+    pub prepare: Prepare,
+    /// Only plan the lift.
+    pub dry_run: bool,
+    /// Limits of the cost; `None`: any price, at once.
+    pub terms: Option<&'a Terms>,
+}
 
-/// Lifts a program at its entry, or only plans the lift. Files that it has loaded are collapsed in place where `prepare`
-/// allows that.
+/// The result of a program's entry.
+pub enum Entered {
+    /// The plan of a dry run, what would be lifted later, and the objects of the program.
+    Planned(Plan, Later, Vec<LoadedObject>),
+    /// The program is lifted as the report says, but for these ranges.
+    Lifted(Later),
+}
+
+/// Lifts a program at its entry, or only plans the lift.
 pub fn lift(
     stop: &EntryStop,
     reader: &mut ObjectReader,
     (machine, known): (&MachineFacts, (Known, Option<&KnownFile>)),
     policy: &Policy,
     report: &mut LiftReport,
-    (prepare, dry_run): (Prepare, bool),
-) -> Result<Option<PlannedLift>, SessionError> {
+    How { prepare, dry_run, terms }: How<'_>,
+) -> Result<Entered, SessionError> {
     let started = Instant::now();
     let preparation = match (dry_run, prepare) {
         (true, _) => Preparation::NONE,
         (false, Prepare::Never) => Preparation { missing: MissingImages::Make, files: FilePreparation::Nothing },
-        // What is loaded by now is mapped: it cannot be evicted any more.
+        // Objects that are loaded by now are mapped: their pages cannot be evicted any more.
         (false, _) => Preparation { missing: MissingImages::Make, files: FilePreparation::InPlace },
     };
     let mut ahead = None;
@@ -38,7 +54,14 @@ pub fn lift(
             process.images.first().filter(|_| !dry_run).and_then(|span| begin_to_open(stop, process, span, machine));
     };
     let planned = plan_for(stop, reader, machine, policy, preparation, known, open_ahead);
-    // What has been begun in the process is undone whatever the outcome of the plan.
+    let mut later = Later::default();
+    let planned = planned.map(|(seen, mut plan)| {
+        if let Some(terms) = terms {
+            (plan, later) = divide(plan, terms);
+        }
+        (seen, plan)
+    });
+    // Changes that have been begun in the process are undone for any outcome of the plan.
     if !planned.as_ref().is_ok_and(|(_, plan)| !dry_run && !plan.lifts.is_empty()) {
         ahead.take().map_or(Ok(()), Injector::finish)?;
     }
@@ -47,12 +70,11 @@ pub fn lift(
         seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
     (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
     report.other_threads = stop.other_threads;
-    // A program that was started through its dynamic linker goes by its own name.
     if let Some(executable) = seen.process.objects.iter().find(|object| object.role == ObjectRole::Executable) {
-        executable.name().clone_into(&mut report.program);
+        report.program = started_name(stop.pid(), executable.name());
     }
     if dry_run {
-        return Ok(Some((plan, seen.process.objects)));
+        return Ok(Entered::Planned(plan, later, seen.process.objects));
     }
     let mut outcome = lift_execution::Outcome::default();
     let from_outside =
@@ -83,11 +105,12 @@ pub fn lift(
     }
     report.take(plan, outcome, started.elapsed());
     report.look_at_nodes(machine, policy.numa);
-    Ok(None)
+    report.postponed = Postponed::of(&later);
+    Ok(Entered::Lifted(later))
 }
 
-/// Lifts by touching the process's memory from here, where huge folios of files alone are to be mapped: most starts then
-/// need no call of the process. `None` where that did not map all of them; a lift by calls goes on from there.
+/// Lifts by touching the process's memory from here, if only huge folios of files are to be mapped: most starts then
+/// need no call of the process. `None` if that did not map all folios; a lift by calls continues from there.
 fn lift_from_outside(
     stop: &EntryStop,
     plan: &Plan,
@@ -120,8 +143,8 @@ fn begin_to_open<'a>(
     Some(injector)
 }
 
-/// The code that makes the injected system calls must not be replaced while in use. It lies behind the vDSO, which is
-/// never lifted, or behind the code of a file where there is no vDSO.
+/// The code that makes the injected system calls must not be replaced while in use. It is after the vDSO, which is
+/// never lifted, or after the code of a file if there is no vDSO.
 fn refuse_own_ground(injector: &Injector<'_>, plan: &Plan) -> Result<(), SessionError> {
     match plan.lifts.iter().any(|lift| injector.stands_in(lift.range)) {
         true => Err(SessionError::Refused(

@@ -1,18 +1,23 @@
 //! Decides at the stops of a start which programs are lifted, and reports the outcome.
 
 use super::base::{Placing, Started, better_base, choose_and_move};
-use super::entry::{PlannedLift, lift};
+use super::companion::Companion;
+use super::entry::{Entered, How, lift};
+use super::filling::Filling;
+use super::postponed::Debtor;
 use super::preparation::prepare;
 use super::tracers::Tracers;
-use super::{ENDED_BY_REQUIRE, StartEvent, StartOptions};
+use super::{ENDED_BY_REQUIRE, Payment, StartEvent, StartOptions};
 use crate::files::{self, KnownFile};
 use crate::heap::heap_at_exec;
 use crate::images::Known;
 use crate::names::{Names, program_name};
-use crate::{Base, LiftReport, SessionError};
+use crate::{Base, LiftReport, PostponedState, SessionError};
 use address_space::{Address, ElfImage, ElfKind, LoadedObject, ObjectRole, PageSize};
-use lift_plan::{MachineFacts, Policy};
+use lift_plan::{Costs, Later, MachineFacts, Policy, Terms};
+use linux::capabilities::{self, CapabilitySet};
 use linux::nodes::has_several_nodes;
+use linux::process_handle::ProcessHandle;
 use machine_facts::{elf_machine, machine_facts, machine_facts_for, usual_huge_page};
 use process_view::{FileIdentity, ObjectReader, ProcessFiles, executed_metadata, open_executed};
 use ptrace::{After, AfterExec, EntryStop, ExecStop, Handler, InjectError};
@@ -40,12 +45,24 @@ pub struct Lifter<T> {
     usual: Option<Option<PageSize>>,
     /// Facts read for one process on its way to its entry.
     ahead: Option<Ahead>,
-    /// How the file of the program that is started lies in the page cache.
+    /// The state in the page cache of the started program's file.
     file: Option<KnownFile>,
-    /// The program of that file needs no more than another base.
+    /// The program of that file needs only another base.
     moves_only: bool,
     tracers: Tracers,
+    /// Costs of this machine, once they have been read.
+    costs: Option<Costs>,
+    /// Programs that have to pay for the rest of their lift.
+    debtors: HashMap<i32, Debtor>,
+    /// Programs whose memory is lifted as it fills, until they are released.
+    fillings: HashMap<i32, Filling>,
+    /// Programs beside which another process lifts memory as it fills.
+    accompanied: HashMap<i32, ProcessHandle>,
+    accompany: Accompany,
 }
+
+/// Lifts the rest of a program later, in another process.
+pub type Accompany = fn(Companion, &mut (dyn FnMut(&StartEvent<'_>) + Send));
 
 /// Facts that are read while a program runs to its entry, so that it does not wait for them.
 struct Ahead {
@@ -54,14 +71,15 @@ struct Ahead {
     known: Known,
 }
 
-impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
-    /// Returns a lifter that reports events to `tell`. `reader` may have read the program's file, and `file` is what is known
-    /// of it; the program needs no more than another base if it `moves_only`.
+impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
+    /// Returns a lifter that reports events to the first callback. With `--only`, the second one, `accompany`, gets the programs
+    /// of which a part is lifted later. `reader` may have read the program's file, and `file` has the known facts about that file. If
+    /// `moves_only` is set, the program needs only another base.
     pub fn new(
         options: StartOptions,
         reader: ObjectReader,
         (file, moves_only): (Option<KnownFile>, bool),
-        tell: T,
+        (tell, accompany): (T, Accompany),
     ) -> Self {
         Self {
             options,
@@ -73,6 +91,11 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
             file,
             moves_only,
             tracers: Tracers::default(),
+            costs: None,
+            debtors: HashMap::new(),
+            fillings: HashMap::new(),
+            accompanied: HashMap::new(),
+            accompany,
         }
     }
 
@@ -81,12 +104,17 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         &self.options
     }
 
+    /// Ends the lifter. Returns the callback for events.
+    pub fn into_tell(self) -> T {
+        self.tell
+    }
+
     /// Holds the program's file in a process that was copied from the one which prepared it.
     pub fn hold_again(&self) {
         self.file.iter().for_each(KnownFile::hold_again);
     }
 
-    /// Reports an event other than those of the stops.
+    /// Reports an event other than the stops' events.
     pub fn tell(&mut self, event: &StartEvent<'_>) {
         (self.tell)(event);
     }
@@ -100,8 +128,8 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         }
     }
 
-    /// Brings the file of a program into huge folios that is followed and was not known before its exec: nothing of it has
-    /// been touched yet.
+    /// Brings the file of a program into huge folios that is followed and was unknown before its exec: it has not been
+    /// touched yet.
     fn prepare_executed(&mut self, pid: i32) {
         let path = ProcessFiles::of(pid).path("exe");
         let shown = std::fs::read_link(&path).unwrap_or_else(|_| path.clone());
@@ -144,17 +172,56 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         self.options.only.iter().any(|only| names.has(only))
     }
 
-    /// Reports the outcome for one program and decides whether it goes on.
+    /// Reports the outcome for one program and decides whether it continues.
     fn conclude(&mut self, report: &LiftReport) -> After {
         // The program maps its file by now, or does not need it held.
         self.file.iter_mut().for_each(KnownFile::let_go);
-        let ended = self.options.require && !report.lift.is_complete();
+        let ended = self.options.require && !self.lifts_nothing() && !report.lift.is_complete();
         (self.tell)(&StartEvent::Concluded { report, ended });
-        if ended { After::Exit(ENDED_BY_REQUIRE) } else { self.after(report) }
+        let after = if ended { After::Exit(ENDED_BY_REQUIRE) } else { self.after(report) };
+        if after != After::Release {
+            self.debtors.remove(&report.pid);
+        }
+        self.begin_filling(report, after);
+        after
     }
 
-    /// Returns whether tracing goes on after this program. Descendants are followed where other names are still
-    /// expected; a lifted server does not stay traced. A program that is meant by a link's name alone may be a front
+    /// True if only memory is lifted that the program fills later.
+    fn lifts_nothing(&self) -> bool {
+        self.options.policy.kinds.is_empty()
+    }
+
+    /// Remembers a program whose memory is lifted as it fills. A program that stays traced is accompanied at once.
+    fn begin_filling(&mut self, report: &LiftReport, after: After) {
+        let Some(mut start) = self.options.in_place.clone().filter(|_| !matches!(after, After::Exit(_))) else {
+            return;
+        };
+        start.most = start.most.map(|most| most.saturating_sub(report.lift.made_resident_bytes));
+        if self.accompanied.get(&report.pid).is_some_and(ProcessHandle::is_alive) {
+            return;
+        }
+        if let Ok(filling) = Filling::of(report.clone(), start) {
+            self.fillings.insert(report.pid, filling);
+        }
+        if after == After::Follow {
+            self.accompany(report.pid);
+        }
+    }
+
+    /// Has another process lift the rest of a program.
+    fn accompany(&mut self, pid: i32) {
+        let companion = self.take_companion(pid);
+        if companion.filling.is_some() {
+            self.accompanied.retain(|_, handle| handle.is_alive());
+            self.accompanied.extend(ProcessHandle::open(pid).map(|handle| (pid, handle)));
+        }
+        if !companion.is_idle() {
+            (self.accompany)(companion, &mut self.tell);
+        }
+    }
+
+    /// Returns whether tracing continues after this program. Descendants are followed if other names are still
+    /// expected; a lifted server does not stay traced. A program that is matched by a link's name alone may be a front
     /// end that executes the program of that name.
     fn after(&mut self, report: &LiftReport) -> After {
         if self.options.only.is_empty() {
@@ -163,13 +230,48 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         if !self.options.follow_lifted && self.tracers.why(report.pid).is_some() {
             return After::Release;
         }
-        let names = Names::of(report.pid);
+        let is_lifted = !report.lift.ranges.is_empty() || report.postponed.is_some();
+        if self.awaits_others(report.pid) || !is_lifted { After::Follow } else { After::Release }
+    }
+
+    /// True if the descendants of a lifted program are followed.
+    fn awaits_others(&self, pid: i32) -> bool {
+        let names = Names::of(pid);
         let others = self.options.only.iter().any(|name| !names.are_of_file(name));
-        if self.options.follow_lifted || others || report.lift.ranges.is_empty() {
-            After::Follow
-        } else {
-            After::Release
+        !self.options.only.is_empty() && (self.options.follow_lifted || others)
+    }
+
+    /// Returns what the lift of a program may cost; `None`: any price, at once.
+    fn terms(&mut self, pid: i32) -> Option<Terms> {
+        let Payment { allowance, share } = self.options.payment?;
+        let costs = *self.costs.get_or_insert_with(|| crate::costs::known().costs);
+        let never_later = match self.options.only.is_empty() {
+            true => None,
+            false if self.awaits_others(pid) => Some("is not made while a tracer follows its descendants"),
+            false if may_trace_descendants_only() => Some("kernel.yama.ptrace_scope allows no later one with --only"),
+            false => None,
+        };
+        Some(Terms { costs, allowance, share, never_later })
+    }
+
+    /// Remembers a program that has to pay for the rest of its lift.
+    fn postpone(&mut self, report: &mut LiftReport, later: &Later) {
+        if later.lifts.is_empty() {
+            return;
         }
+        match Debtor::open(report.clone(), later, &self.options) {
+            Ok(debtor) => drop(self.debtors.insert(report.pid, debtor)),
+            Err(why) => {
+                report.postponed.iter_mut().for_each(|postponed| {
+                    postponed.state = PostponedState::Refused { why: why.clone() };
+                });
+            }
+        }
+    }
+
+    /// Takes the work that is left for a program.
+    pub fn take_companion(&mut self, pid: i32) -> Companion {
+        Companion { debtor: self.debtors.remove(&pid), filling: self.fillings.remove(&pid) }
     }
 
     fn unlifted(&mut self, pid: i32, why: String) -> After {
@@ -190,7 +292,7 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         let entry = process.auxiliary().ok()?.entry().filter(|_| is_ordinary)?;
         let bias = entry.0.wrapping_sub(image.entry.0);
         let huge = self.file.as_ref().and_then(|known| known.huge_of(&FileIdentity::of(&file)));
-        // The base of a program that holds whole huge pages may be chosen for its file, which is looked at first.
+        // The base of a program with whole huge pages may be chosen for its file, which is read first.
         if huge.is_none() && self.may_move_for_file(image, self.usual?) {
             return None;
         }
@@ -244,13 +346,13 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
             && read_only.any(|segment| segment.memory.len() >= size.bytes())
     }
 
-    /// True where a process runs the file that was looked at before the exec.
+    /// True if a process runs the file that was read before the exec.
     fn is_known(&self, pid: i32) -> bool {
         let identity = executed_metadata(&ProcessFiles::of(pid)).map(|file| FileIdentity::of(&file));
         identity.is_some_and(|identity| self.file.as_ref().is_some_and(|known| known.huge_of(&identity).is_some()))
     }
 
-    /// Returns the parts of a program's file that lie in huge folios, where its base may be chosen for these.
+    /// Returns the parts of a program's file in huge folios, if its base may be chosen for these.
     fn huge_parts(&self, pid: i32, executable: &LoadedObject, usual: Option<PageSize>) -> Vec<Range<u64>> {
         let Some(size) = usual.filter(|_| self.may_move_for_file(&executable.image, usual)) else { return Vec::new() };
         let Ok(Some((file, identity))) = open_executed(&ProcessFiles::of(pid)) else { return Vec::new() };
@@ -258,7 +360,8 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         known.map_or_else(|| files::huge_parts(&file, size), <[_]>::to_vec)
     }
 
-    fn lift(&mut self, stop: &EntryStop, report: &mut LiftReport) -> Result<Option<PlannedLift>, SessionError> {
+    fn lift(&mut self, stop: &EntryStop, report: &mut LiftReport) -> Result<Entered, SessionError> {
+        let terms = self.terms(stop.pid());
         // Other processes use the pool too, so the next program gets fresh facts.
         let ahead = self.ahead.take().filter(|ahead| ahead.pid == stop.pid());
         let (machine, known) = match ahead {
@@ -268,7 +371,7 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         let machine = if stop.thp_is_off() { machine.with_thp_off_in_process() } else { machine };
         let machine = if self.options.dry_run { self.options.pools.of(machine) } else { machine };
         let known = (known, self.file.as_ref());
-        let how = (self.options.prepare, self.options.dry_run);
+        let how = How { prepare: self.options.prepare, dry_run: self.options.dry_run, terms: terms.as_ref() };
         lift(stop, &mut self.reader, (&machine, known), &self.options.policy, report, how)
     }
 
@@ -282,7 +385,7 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
     }
 }
 
-impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
+impl<T: FnMut(&StartEvent<'_>) + Send> Handler for Lifter<T> {
     fn at_exec(&mut self, stop: &ExecStop) -> AfterExec {
         let started = Instant::now();
         self.in_between.remove(&stop.pid());
@@ -297,17 +400,17 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
             self.prepare_executed(stop.pid());
             self.prepare_heap(stop);
         }
+        if self.lifts_nothing() {
+            let report = LiftReport::new(stop.pid(), program_name(stop.pid()));
+            return instead_of_entry(self.conclude(&report));
+        }
         let result = self.begin(stop);
         if let Some(in_between) = self.in_between.get_mut(&stop.pid()) {
             in_between.stopped = started.elapsed();
         }
         match result {
             Ok(after) => after,
-            Err(error) => match self.unlifted(stop.pid(), error.in_full()) {
-                After::Exit(status) => AfterExec::End(status),
-                After::Release => AfterExec::LeaveAlone,
-                _ => AfterExec::Nothing,
-            },
+            Err(error) => instead_of_entry(self.unlifted(stop.pid(), error.in_full())),
         }
     }
 
@@ -316,6 +419,9 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
         let machine = machine_facts_for(pid, policy);
         let _ = has_several_nodes();
         self.ahead = Some(Ahead { pid, machine, known: Known::of_store(policy) });
+        if self.options.payment.is_some() {
+            self.costs.get_or_insert_with(|| crate::costs::known().costs);
+        }
     }
 
     fn mapped(&mut self, stop: &ExecStop) -> Option<Address> {
@@ -334,15 +440,16 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
         let mut report = LiftReport::new(stop.pid(), String::new());
         let before = self.in_between.remove(&stop.pid());
         let lifted = self.lift(stop, &mut report);
-        // In most cases the executable has been found by now, and gives the name.
+        // In most cases the executable has been found by now, and provides the name.
         if report.program.is_empty() {
             report.program = program_name(stop.pid());
         }
+        let mut later = Later::default();
         match lifted {
-            Ok(None) => {}
-            Ok(Some((plan, objects))) => {
-                let (program, plan, objects) = (report.program.as_str(), &plan, objects.as_slice());
-                (self.tell)(&StartEvent::Planned { pid: stop.pid(), program, plan, objects });
+            Ok(Entered::Lifted(postponed)) => later = postponed,
+            Ok(Entered::Planned(plan, later, objects)) => {
+                let (program, plan, later) = (report.program.as_str(), &plan, &later);
+                (self.tell)(&StartEvent::Planned { pid: stop.pid(), program, plan, later, objects: &objects });
                 return After::Exit(0);
             }
             Err(error) => report.lift.unlifted = Some(error.in_full()),
@@ -353,6 +460,7 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
         }
         report.stopped_microseconds += started.elapsed().as_micros() as u64;
         self.write_perf_map(&report);
+        self.postpone(&mut report, &later);
         self.conclude(&report)
     }
 
@@ -364,13 +472,44 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
         self.unlifted(pid, why.to_owned())
     }
 
+    fn stays(&self) -> bool {
+        self.options.collapse_heap.is_some() || !self.debtors.is_empty() || !self.fillings.is_empty()
+    }
+
+    fn ends(&mut self, pid: i32) {
+        (self.tell)(&StartEvent::Ends { pid });
+    }
+
+    fn released(&mut self, pid: i32) {
+        // With --only this process follows the other programs.
+        if !self.options.only.is_empty() {
+            self.accompany(pid);
+        }
+    }
+
     fn killed(&mut self, pid: i32, why: &InjectError) {
         (self.tell)(&StartEvent::Killed { pid, why: why.to_string() });
     }
 }
 
-/// Returns the reason where a set-user-ID program has lost its privileges because an unprivileged process traced its
-/// exec (execve(2)).
+/// The decision at the exec stop for a program whose start is concluded there.
+fn instead_of_entry(after: After) -> AfterExec {
+    match after {
+        After::Exit(status) => AfterExec::End(status),
+        After::Release => AfterExec::LeaveAlone,
+        After::Follow => AfterExec::Nothing,
+    }
+}
+
+/// True if this process may trace its own descendants only (Yama, `kernel.yama.ptrace_scope`).
+fn may_trace_descendants_only() -> bool {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    !matches!(scope.trim(), "" | "0")
+        && !capabilities::of_this_thread().is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_PTRACE))
+}
+
+/// Returns the reason if a set-user-ID program has lost its privileges because an unprivileged process traced its exec
+/// (execve(2)).
 fn lost_privileges(pid: i32) -> Option<String> {
     let process = ProcessFiles::of(pid);
     let file = executed_metadata(&process)?;

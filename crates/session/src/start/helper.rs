@@ -3,24 +3,35 @@
 //! A boundary module: it passes the requirements of [`launch`] on to its caller.
 #![allow(unsafe_code)]
 
+use super::companion::Companion;
 use super::handler::Lifter;
 use super::preparation::{prepare, work_with};
 use super::{StartEvent, StartOptions};
+use heap_choice::{CollapseError, collapse_while_it_runs};
 use lift_plan::StartWork;
+use linux::bare;
+use linux::process_handle::ProcessHandle;
 use machine_facts::base_page;
-use nix::unistd::Pid;
+use nix::errno::Errno;
+use nix::unistd::{ForkResult, Pid, fork, getppid};
 use process_view::ObjectReader;
-use ptrace::{Follower, Helper, Tracer, launch, refusal};
+use ptrace::{Follower, Helper, Tracer, launch, leave_session_of, refusal};
 use std::convert::Infallible;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
-/// Starts a helper that lifts what this process becomes, and calls `depart`, which executes the program. There is none where
-/// nothing is to be done.
+/// The longest wait of one call.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+
+/// Starts a helper that lifts the program that this process becomes, and calls `depart`, which executes the program.
+/// There is no helper if there is no work.
 ///
-/// `program` is the file that will be executed, if it is known; reading it ahead shortens the time for which the program
-/// stands still. `tell` is called in the helper process.
+/// `program` is the file that will be executed, if it is known; reading it ahead shortens the time for which the
+/// program is stopped. `tell` is called in the helper process, by one thread at a time.
 ///
-/// Returns only where there is no helper: the reason, with what is needed. This process is unchanged then.
+/// Returns only if there is no helper: the reason, with needed. This process is unchanged then.
 ///
 /// # Safety
 /// - This process has no other thread.
@@ -30,7 +41,7 @@ use std::path::Path;
 pub unsafe fn become_program(
     options: StartOptions,
     program: Option<&Path>,
-    tell: impl FnMut(&StartEvent<'_>),
+    tell: impl FnMut(&StartEvent<'_>) + Send,
     depart: impl FnOnce(Helper) -> Infallible,
 ) -> String {
     let descendants = !options.only.is_empty();
@@ -43,36 +54,136 @@ pub unsafe fn become_program(
         depart(Helper::NotNeeded);
     }
     let moves_only = work == Some(StartWork::Base);
-    let collapses = options.collapse_heap.is_some();
+    let lives_on = options.collapse_heap.is_some() || options.in_place.is_some();
     let helper = |us: Pid, answer: &mut dyn FnMut(Result<(), String>)| match Follower::seize(us, descendants) {
         Ok(follower) => {
             answer(Ok(()));
-            let lifter = Lifter::new(options, reader, (file, moves_only), tell);
-            lift_all(follower.that_stays(collapses), us.as_raw(), program, lifter);
+            let lifter = Lifter::new(options, reader, (file, moves_only), (tell, accompany_in_child));
+            lift_all(follower, us, program, lifter);
         }
         Err(error) => answer(Err(refusal(us, &error, Tracer::Helper))),
     };
     // SAFETY:
     // - the caller's promises; the options own no descriptor, nor does a follower that has just begun.
-    unsafe { launch(descendants || collapses, helper, depart) }.to_string()
+    unsafe { launch(descendants || lives_on, helper, depart) }.to_string()
 }
 
 /// Does the helper's work until nothing is left to lift.
-fn lift_all(follower: Follower, pid: i32, program: Option<&Path>, mut lifter: Lifter<impl FnMut(&StartEvent<'_>)>) {
-    let collapse = lifter.options().collapse_heap;
+fn lift_all(
+    follower: Follower,
+    program: Pid,
+    path: Option<&Path>,
+    mut lifter: Lifter<impl FnMut(&StartEvent<'_>) + Send>,
+) {
+    let (collapse, pid) = (lifter.options().collapse_heap, program.as_raw());
     // Where this process is a copy, it has no page table entries of the file yet.
     lifter.hold_again();
-    if let Some(program) = program {
-        lifter.prepare(program);
+    if let Some(path) = path {
+        lifter.prepare(path);
     }
     if let Err(error) = follower.run(&mut lifter) {
         lifter.tell(&StartEvent::CannotFollow { pid, error: &error });
     }
-    let Some(huge) = collapse else { return };
-    // The helper lives as long as the program from here on, and must not keep a file system busy.
+    let companion = lifter.take_companion(pid);
+    if collapse.is_none() && companion.is_idle() {
+        return;
+    }
+    live_on(program);
+    let mut tell = lifter.into_tell();
+    let collapsed = thread::scope(|scope| {
+        let collapsing = collapse.map(|huge| {
+            thread::Builder::new().spawn_scoped(scope, move || collapse_while_it_runs(pid, huge, base_page()))
+        });
+        companion.work(&mut tell);
+        match collapsing? {
+            Ok(collapsing) => collapsing.join().ok(),
+            Err(error) => Some(Err(CollapseError::Refused(error))),
+        }
+    });
+    if let Some(Err(CollapseError::Refused(error))) = collapsed {
+        tell(&StartEvent::HeapNotCollapsed { pid, error: &error });
+    }
+    if getppid() == program {
+        // A child of the program that ends is a zombie.
+        stay_until_its_end(pid);
+    }
+}
+
+/// Waits until a process ends.
+fn stay_until_its_end(pid: i32) {
+    let Ok(process) = ProcessHandle::open(pid) else { return };
+    while !process.ends_within(LONGEST_WAIT) {}
+}
+
+/// Prepares a helper that lives as long as a program: it must not keep a file system or a terminal busy.
+fn live_on(program: Pid) {
     let _ = std::env::set_current_dir("/");
-    if let Err(heap_choice::CollapseError::Refused(error)) = heap_choice::collapse_while_it_runs(pid, huge, base_page())
-    {
-        lifter.tell(&StartEvent::HeapNotCollapsed { pid, error: &error });
+    leave_session_of(program);
+}
+
+/// Does the work that is left for a program in a child of this process.
+fn accompany_in_child(companion: Companion, tell: &mut (dyn FnMut(&StartEvent<'_>) + Send)) {
+    let Some(program) = companion.pid().map(Pid::from_raw) else { return };
+    // SAFETY:
+    // - this process has one thread, so that no lock is held by another one.
+    // - the child never returns from here: it ends without the destructors of this process.
+    match unsafe { fork() } {
+        Ok(ForkResult::Child) => {
+            let working = AssertUnwindSafe(|| {
+                live_on(program);
+                companion.work(tell);
+            });
+            let _ = catch_unwind(working);
+            bare::exit(0);
+        }
+        Ok(ForkResult::Parent { .. }) => {}
+        Err(error) => without_child(companion, error, tell),
+    }
+}
+
+/// Reports that no process can do the work that is left for a program.
+fn without_child(companion: Companion, error: Errno, tell: &mut (dyn FnMut(&StartEvent<'_>) + Send)) {
+    let why = format!(
+        "no process could be started that waits for it ({error}); fix: a higher limit of processes (ulimit -u, pids.max), or \
+         --start-cost any"
+    );
+    companion.refuse(&why, tell);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::InPlaceStart;
+    use super::super::filling::Filling;
+    use super::super::postponed::Debtor;
+    use super::*;
+    use crate::shared::InPlace;
+    use crate::{LiftReport, Postponed, PostponedState};
+    use lift_plan::{Later, Price};
+    use std::process::Command;
+    use std::time::Duration;
+
+    #[test]
+    fn a_program_that_no_process_waits_for_is_reported() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut report = LiftReport::new(child.id() as i32, "sleep".to_owned());
+        let state = PostponedState::Waiting;
+        report.postponed = Some(Postponed { bytes: 1, price: Price::default(), due_microseconds: 1, state });
+        let later = Later { due: Duration::from_secs(1), ..Later::default() };
+        let debtor = Debtor::open(report, &later, &StartOptions::default()).unwrap();
+        let memory = InPlaceStart { memory: vec![InPlace::Jit], ..InPlaceStart::default() };
+        let filling = Filling::of(debtor.report().clone(), memory).unwrap();
+        let companion = Companion { debtor: Some(debtor), filling: Some(filling) };
+        let (mut is_told, mut errors) = (false, Vec::new());
+        without_child(companion, Errno::EAGAIN, &mut |event| match event {
+            StartEvent::Settled { report, pause: None, no_perf_map: None } => {
+                let state = report.postponed.as_ref().map(|postponed| &postponed.state);
+                is_told = matches!(state, Some(PostponedState::Refused { why }) if why.contains("EAGAIN"));
+            }
+            StartEvent::Looked { errors: told, .. } => errors.extend_from_slice(told),
+            _ => panic!("another event"),
+        });
+        assert!(is_told && matches!(&errors[..], [(InPlace::Jit, why)] if why.contains("EAGAIN")), "{errors:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

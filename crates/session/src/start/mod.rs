@@ -2,14 +2,19 @@
 
 pub(crate) mod base;
 mod command;
+mod companion;
 mod entry;
+mod filling;
 mod handler;
 mod helper;
+mod postponed;
 mod preload;
 mod preparation;
 mod tracers;
 
+pub use crate::payment::Payment;
 pub use command::CommandFiles;
+pub use filling::InPlaceStart;
 pub use helper::become_program;
 pub use preload::{find_library, preload_environment};
 pub use preparation::prepare_file;
@@ -18,8 +23,10 @@ pub use ptrace::{Helper, Program};
 use crate::LiftReport;
 use crate::heap::HeapOptions;
 use crate::inspect::Pools;
+use crate::running::Pause;
+use crate::shared::{InPlace, InPlaceReports};
 use address_space::{LoadedObject, PageSize};
-use lift_plan::{Plan, Policy};
+use lift_plan::{Later, Plan, Policy};
 use options::Prepare;
 use process_view::perf_map::PerfMapError;
 use std::io;
@@ -30,17 +37,19 @@ pub const ENDED_BY_REQUIRE: i32 = 125;
 /// Options of a start.
 #[derive(Clone, Default)]
 pub struct StartOptions {
-    /// What to lift.
+    /// The memory to lift.
     pub policy: Policy,
     /// Whether the program's file is brought into huge folios of the page cache before it is executed.
     pub prepare: Prepare,
-    /// Follow all descendants and lift only programs of these names; empty: lift the program itself.
+    /// Follow all descendants and lift only programs with these names; empty: lift the program itself.
     pub only: Vec<String>,
+    /// Limits of the cost; `None`: any price, at the start.
+    pub payment: Option<Payment>,
     /// With `only`, follow the descendants of lifted programs too.
     pub follow_lifted: bool,
     /// End a program where anything planned could not be lifted.
     pub require: bool,
-    /// Plan at the entry, tell the plan, and end the program.
+    /// Plan at the entry, report the plan, and end the program.
     pub dry_run: bool,
     /// The pools that a dry run plans for.
     pub pools: Pools,
@@ -53,15 +62,17 @@ pub struct StartOptions {
     pub heap_told: Vec<String>,
     /// Collapse the program's memory into pages of this size as long as it runs.
     pub collapse_heap: Option<PageSize>,
-    /// Nobody is told of a lift. What needs no tracer is then started without one.
+    /// Memory that is lifted in place as it fills, as long as the program or one of its descendants runs.
+    pub in_place: Option<InPlaceStart>,
+    /// No message about a lift is printed. Programs that need no tracer are then started without one.
     pub silent: bool,
 }
 
 impl StartOptions {
-    /// True where a program's start may end before its entry: nothing is asked for but to lift this one program, and nobody
-    /// is told how much the kernel shows there.
+    /// True if a program's start may end before its entry: the only request is to lift this one program, and no report
+    /// of the coverage is needed.
     fn may_end_early(&self) -> bool {
-        let followed = !self.only.is_empty() || self.collapse_heap.is_some();
+        let followed = !self.only.is_empty() || self.collapse_heap.is_some() || self.in_place.is_some();
         self.silent && !(followed || self.require || self.dry_run || self.perf_map)
     }
 }
@@ -74,8 +85,10 @@ pub enum StartEvent<'a> {
         pid: i32,
         /// The name of its file.
         program: &'a str,
-        /// What would be lifted.
+        /// The lifts at the start.
         plan: &'a Plan,
+        /// The later lifts.
+        later: &'a Later,
         /// The objects of the program.
         objects: &'a [LoadedObject],
     },
@@ -83,8 +96,39 @@ pub enum StartEvent<'a> {
     Concluded {
         /// The outcome.
         report: &'a LiftReport,
-        /// True where the program is ended because of [`StartOptions::require`].
+        /// True if the program is ended because of [`StartOptions::require`].
         ended: bool,
+    },
+    /// A program has been lifted further, executed another program, or ended, after it was to be lifted later. It runs, or has
+    /// ended.
+    Settled {
+        /// The outcome of both lifts.
+        report: &'a LiftReport,
+        /// Time for which its threads were stopped by the later lift.
+        pause: Option<Pause>,
+        /// Why a perf map of the later lift could not be written.
+        no_perf_map: Option<&'a PerfMapError>,
+    },
+    /// Filled memory of a program and its descendants was lifted in place. They run.
+    Looked {
+        /// The outcome of all lifts of the program.
+        report: &'a LiftReport,
+        /// The processes.
+        pids: &'a [i32],
+        /// The outcome of this look, by kind of memory.
+        looked: &'a InPlaceReports,
+        /// Kinds of memory that could not be read, each with the reason.
+        errors: &'a [(InPlace, String)],
+    },
+    /// A program whose memory was lifted in place as it filled has ended with all its descendants.
+    FamilyEnded {
+        /// The outcome of all lifts.
+        report: &'a LiftReport,
+    },
+    /// The process that was started ends, if it is traced because its descendants are followed. It has its descriptors.
+    Ends {
+        /// The process.
+        pid: i32,
     },
     /// The heap of a followed program does not get what was asked for.
     HeapIsShort {

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The name that programs load it by; the one without a version is for linking, and comes with a package of its own.
+/// The name by which programs load it; the one without a version is for linking, and is in a separate package.
 const LIBRARY: &str = "libpagelift.so.0";
 
 /// Returns the environment with which `program` lifts itself as `variable` says: `base`, or else this process's, with

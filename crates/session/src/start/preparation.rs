@@ -1,20 +1,21 @@
 //! Brings the file of a program that starts into huge folios of the page cache, and finds out what is left to do then.
 
 use super::StartOptions;
-use crate::files::{KnownFile, prepare_program};
+use crate::files::{KnownFile, effort_of, prepare_program};
 use address_space::PageSize;
 use lift_plan::{BeforeExec, StartWork, shows_files_alone, start_work};
 use linux::unasked;
 use machine_facts::{base_page, elf_machine, memory_available, usual_huge_page};
 use options::Prepare;
-use page_cache::may_collapse_in_place;
+use page_cache::{Effort, may_collapse_in_place};
 use process_view::ObjectReader;
 use std::path::Path;
 
-/// Brings a program's file into huge folios of the page cache, as far as the options want it, and looks at it: once the
-/// program runs, the pages that it touches cannot be evicted any more. The first path opens it, messages have the second.
+/// Brings a program's file into huge folios of the page cache, as far as the options request it, and reads its state:
+/// once the program runs, the pages that it touches cannot be evicted any more. The first path opens it, messages have
+/// the second.
 pub fn prepare((path, shown): (&Path, &Path), reader: &mut ObjectReader, options: &StartOptions) -> Option<KnownFile> {
-    if !options.policy.may_use_files() || options.dry_run {
+    if !options.policy.may_use_files() {
         return None;
     }
     let size = usual_huge_page().filter(|size| options.policy.page_size.is_none_or(|wanted| wanted == *size))?;
@@ -23,12 +24,16 @@ pub fn prepare((path, shown): (&Path, &Path), reader: &mut ObjectReader, options
         return None;
     }
     let available = || memory_available(std::process::id() as i32);
-    prepare_program((path, shown), reader, &options.policy, (size, options.prepare), &available)
+    let effort = match (options.prepare, options.dry_run) {
+        (Prepare::Never, _) | (_, false) => effort_of(options.prepare),
+        (_, true) => Effort::Foresee,
+    };
+    prepare_program((path, shown), reader, &options.policy, (size, effort), &available)
 }
 
 /// Brings the file of a program that will lift itself into huge folios of the page cache, as far as the options want it.
 pub fn prepare_file(program: &Path, options: &StartOptions) {
-    // What it met, the program's own library reports.
+    // The program's own library reports the errors.
     let _ = prepare((program, program), &mut ObjectReader::new(), options);
 }
 
@@ -39,12 +44,12 @@ pub fn work_with(
     file: Option<&KnownFile>,
     options: &StartOptions,
 ) -> StartWork {
-    // Reading the file here would delay every start that goes on to the entry.
+    // Reading the file here would delay every start that continues to the entry.
     let is_alone = |usual: &PageSize| shows_files_alone(&options.policy, *usual);
     let usual = options.may_end_early().then(usual_huge_page).flatten().filter(is_alone);
     let Some(usual) = usual else { return StartWork::AtEntry };
     let Some(image) = reader.read_ahead(program) else { return StartWork::AtEntry };
-    // Most libraries lie on the file system of the dynamic linker.
+    // Most libraries are on the file system of the dynamic linker.
     let collapses = |linker: &String| may_collapse_in_place(Path::new(linker));
     let collapses_libraries = options.prepare != Prepare::Never && image.interpreter.as_ref().is_some_and(collapses);
     let huge = file.map_or(&[][..], KnownFile::huge);

@@ -65,7 +65,9 @@ fn of_file(file: &File) -> io::Result<Option<&'static str>> {
     let cache = ReadCache::new(BoundedFile::new(file, length, SYMBOL_TABLES.bytes()));
     let elf = ElfFile64::<Endianness, _>::parse(&cache).map_err(io::Error::other)?;
     let sanitizer = Some("it has LeakSanitizer, which traces its process");
-    let of_sanitizer = |name: &String| SANITIZER_LIBRARIES.iter().any(|known| name.starts_with(known));
+    // A program may need a library by its path.
+    let file = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
+    let of_sanitizer = |name: &String| SANITIZER_LIBRARIES.iter().any(|known| file(name).starts_with(known));
     if libraries(&elf, &cache).unwrap_or_default().iter().any(of_sanitizer) {
         return Ok(sanitizer);
     }
