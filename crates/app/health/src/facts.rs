@@ -1,13 +1,16 @@
-//! The facts that checks are made of. What could not be read is `None`, never a guess.
+//! The facts for the checks. A fact that could not be read is `None`, never a guess.
 
+use crate::own_pages::OwnPages;
+use crate::standing::Standing;
 use address_space::PageSize;
 use heap_choice::Family;
 use lift_plan::{CacheShortfall, Source};
 pub use machine_facts::{HugetlbCgroup, NodePool};
-use session::FarPages;
-use working_set::PartVerdict;
+use session::shared::InPlaceAmounts;
+use session::{FarPages, Postponed};
+use translation::working_set::PartVerdict;
 
-/// What was tried of the kernel.
+/// A feature of the kernel that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
     /// `PAGEMAP_SCAN`.
@@ -36,7 +39,7 @@ pub enum Feature {
     CpuCounters,
 }
 
-/// What became of an attempt.
+/// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
     /// It worked.
@@ -65,11 +68,26 @@ pub struct ThpFacts {
     pub defrag: Option<String>,
     /// `khugepaged/max_ptes_none`.
     pub max_ptes_none: Option<u64>,
+    /// The other settings of khugepaged.
+    pub khugepaged: Option<Khugepaged>,
+    /// The chosen word of `shmem_enabled`.
+    pub shared: Option<String>,
     /// The process's own setting.
     pub switched_off: Option<SwitchedOff>,
 }
 
-/// A process without transparent huge pages of its own (`PR_SET_THP_DISABLE`).
+/// Settings of khugepaged, which collapses memory that was touched before it was advised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Khugepaged {
+    /// It may compact memory (`defrag`).
+    pub compacts: bool,
+    /// Base pages that it scans in one turn (`pages_to_scan`).
+    pub pages: u64,
+    /// Milliseconds between two turns (`scan_sleep_millisecs`).
+    pub pause: u64,
+}
+
+/// A process that has disabled transparent huge pages for itself (`PR_SET_THP_DISABLE`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchedOff {
     /// Except where memory is advised (Linux 6.18).
@@ -93,12 +111,22 @@ pub struct PoolFacts {
     pub nodes: Vec<NodePool>,
 }
 
+/// Free memory of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeMemory {
+    /// Number of the node.
+    pub node: u32,
+    /// Free bytes.
+    pub free: u64,
+    /// Free bytes in blocks of a huge page or larger.
+    pub in_blocks: u64,
+}
+
 /// Free memory, and what the kernel does with memory by itself.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryFacts {
-    /// Nodes with memory: number, free bytes, and bytes of these in blocks of a huge page or larger. Empty where blocks of
-    /// that size are not counted.
-    pub nodes: Vec<(u32, u64, u64)>,
+    /// Nodes with memory. Empty where blocks of the size of a huge page are not counted.
+    pub nodes: Vec<FreeMemory>,
     /// Nodes that are online.
     pub online: Vec<u32>,
     /// Zones that hold memory (lines of `/proc/buddyinfo`).
@@ -126,7 +154,7 @@ pub struct DamonReclaim {
     pub spares_mapped: bool,
 }
 
-/// What the process and its user may do.
+/// The rights of the process and its user.
 #[derive(Clone, Debug, Default)]
 pub struct PermissionFacts {
     /// `kernel.yama.ptrace_scope`; `None` without Yama.
@@ -137,7 +165,7 @@ pub struct PermissionFacts {
     pub seccomp: Option<u64>,
     /// Nodes that the process may take memory from.
     pub allowed_nodes: Option<Vec<u32>>,
-    /// Bytes that it may lock (`RLIMIT_MEMLOCK`); `None` without a limit or where it is not known.
+    /// Bytes that it may lock (`RLIMIT_MEMLOCK`); `None` without a limit or if it is unknown.
     pub lockable: Option<u64>,
     /// Bytes that it has locked.
     pub locked: u64,
@@ -149,7 +177,7 @@ pub struct PermissionFacts {
     pub unit: Option<String>,
 }
 
-/// What is known of the machine below this kernel.
+/// The facts about the machine below this kernel.
 #[derive(Clone, Debug, Default)]
 pub struct HostFacts {
     /// This is a virtual machine.
@@ -158,28 +186,28 @@ pub struct HostFacts {
     pub nx_huge_pages: Option<String>,
     /// `/sys/devices/system/cpu/vulnerabilities/itlb_multihit`.
     pub itlb_multihit: Option<String>,
-    /// What the probe measured; `None` where it was not asked for.
+    /// The probe's result; `None` if no probe was requested.
     pub measured: Option<Measured>,
-    /// Entries for base pages in the last level of the TLB, for code and for data, as CPUID tells.
+    /// Entries for base pages in the last level of the TLB, for code and for data, from CPUID.
     pub entries: Option<(u64, u64)>,
 }
 
-/// What the probe measured.
+/// The probe's result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
     /// The host backs huge pages by smaller ones; `None` where huge pages could not be measured, or not even base pages walked.
     pub splintered: Option<bool>,
     /// Where that is absent since no base pages walked, the footprint in bytes at which they are likely to.
     pub needed: Option<u64>,
-    /// Bytes of data that the TLB reaches with base pages.
-    pub reach: Option<u64>,
+    /// Bytes of data that the TLB reaches with base pages: the least and the most of several passes.
+    pub reach: Option<(u64, u64)>,
     /// Bytes of code that it reaches with base pages.
-    pub code_reach: Option<u64>,
+    pub code_reach: Option<(u64, u64)>,
     /// ns of one translation of data with base pages and with huge pages, at a footprint in bytes.
     pub translation: Option<(u64, f64, f64)>,
 }
 
-/// What measuring needs.
+/// The requirements of measuring.
 #[derive(Clone, Debug, Default)]
 pub struct MeasuringFacts {
     /// `kernel.perf_event_paranoid`.
@@ -216,7 +244,7 @@ pub struct ProgramFacts {
     pub command: Vec<String>,
     /// The program that runs it, where it is a script.
     pub interpreter: Option<String>,
-    /// What is known of its settings.
+    /// The known settings.
     pub known: Known,
     /// No dynamic linker loads it; `None` where its file could not be read.
     pub is_static: Option<bool>,
@@ -224,23 +252,40 @@ pub struct ProgramFacts {
     pub fixed_base: bool,
     /// The allocator and how that was found out.
     pub allocator: Option<(Family, String)>,
+    /// Its allocator and what `run --heap=auto` does with it, as one line.
+    pub heap_choice: Option<String>,
     /// Code in its objects of at least a huge page, in bytes, and in how many objects.
     pub code: (u64, usize),
     /// Bytes of read-only memory that a lift would put on huge pages, by source.
     pub lifts: Vec<(Source, u64)>,
     /// Pool pages that all of its read-only memory would need.
     pub pool_pages: u64,
-    /// Files that do not lie in huge folios, each with the reason.
+    /// Files that are not in huge folios, each with the reason.
     pub small_folios: Vec<(String, CacheShortfall)>,
-    /// What most of the memory that stays as it is stays for.
+    /// The reason why most of the unchanged memory is not lifted.
     pub refused: Option<(u64, String, Option<String>)>,
-    /// What is seen of it because it runs.
+    /// The facts that exist because it runs.
     pub running: Option<RunningFacts>,
     /// Its environment sets huge pages for Java, or glibc's `elf.thp`.
     pub environment: Vec<String>,
+    /// Pool pages that it requests, or can request, by its own settings; `None` for programs whose settings are not known.
+    pub own_pages: Option<OwnPages>,
+    /// Bytes that `inspect` plans to lift and that are not on huge pages yet, written memory included.
+    pub planned: u64,
+    /// Memory that a start lifts later.
+    pub postponed: Option<Postponed>,
+    /// Bytes of its file that a start brings into huge folios first.
+    pub to_prepare: u64,
 }
 
 impl ProgramFacts {
+    /// Returns how much of the process is on huge pages; `None` for a program that is not running or may not be read.
+    pub fn standing(&self) -> Option<Standing> {
+        let running = self.running.as_ref()?;
+        let (resident, huge) = running.all;
+        Some(Standing { huge, resident, more: Some(self.planned), in_place: running.in_place })
+    }
+
     /// Returns the words that start the program, quoted for a shell. A process can choose the words that `/proc` shows, so
     /// the words of a running process are never part of a printed command.
     pub fn typed(&self) -> String {
@@ -258,45 +303,66 @@ pub struct RunningFacts {
     pub pid: i32,
     /// Another user's, so that only root may change it.
     pub foreign: bool,
-    /// Resident code, and as much of it as lies on huge pages.
+    /// Resident code, and its bytes on huge pages.
     pub code: (u64, u64),
-    /// Resident private anonymous memory, and as much of it as lies on huge pages.
+    /// Resident private anonymous memory, and its bytes on huge pages.
     pub anonymous: (u64, u64),
-    /// Resident shared memory, and as much of it as lies on huge pages.
+    /// Resident shared memory, and its bytes on huge pages.
     pub shared: (u64, u64),
-    /// Resident shared memory on base pages in mappings whose addresses agree with their offsets, so that it can be lifted in place.
-    pub liftable_shared: u64,
+    /// Memory that lifts in place can add.
+    pub in_place: InPlaceAmounts,
+    /// Resident bytes, and resident bytes on huge pages: the numbers of `status`.
+    pub all: (u64, u64),
+    /// Lengths of its mappings of anonymous and shared memory on the pool.
+    pub pool_mappings: Vec<u64>,
     /// Swapped out.
     pub swapped: u64,
     /// Merged by KSM.
     pub merged: u64,
-    /// What it maps by huge pages of files and images that lie on other NUMA nodes than its own.
+    /// Files and images that it maps by huge pages from other NUMA nodes than its own.
     pub far_pages: Vec<FarPages>,
-    /// What of its memory is in use, by the accessed marks of its page tables; empty where that was not measured.
+    /// The parts of its memory that are in use, by the accessed marks of its page tables; empty if that was not
+    /// measured.
     pub used: Vec<PartVerdict>,
 }
 
 impl RunningFacts {
+    /// Bytes that its anonymous and shared memory has of the pool.
+    pub fn on_pool(&self) -> u64 {
+        self.pool_mappings.iter().fold(0, |sum, length| sum.saturating_add(*length))
+    }
+
     /// True if shared memory is the largest part on base pages, and can mostly be lifted in place.
     pub fn shared_is_worth_a_lift(&self) -> bool {
         let on_base_pages = |(resident, huge): (u64, u64)| resident.saturating_sub(huge);
         let shared = on_base_pages(self.shared);
-        shared > on_base_pages(self.anonymous).max(on_base_pages(self.code)) && self.liftable_shared > shared / 2
+        shared > on_base_pages(self.anonymous).max(on_base_pages(self.code)) && self.in_place.shared > shared / 2
     }
 }
 
-/// All of it.
+/// Where commands are typed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// `/sys` and `/proc/sys` are read-only, as in most containers: settings are changed on the host.
+    pub is_read_only: bool,
+    /// There is no sudo(8).
+    pub lacks_sudo: bool,
+}
+
+/// All facts.
 #[derive(Clone, Debug)]
 pub struct Facts {
+    /// Where commands are typed.
+    pub place: Place,
     /// The user is root.
     pub is_root: bool,
     /// Release of the kernel.
     pub release: (u32, u32),
     /// Base page.
     pub base_page: PageSize,
-    /// Size of huge pages where the user names none.
+    /// Default size of huge pages.
     pub huge_page: Option<PageSize>,
-    /// What was tried.
+    /// The attempts.
     pub attempts: Vec<(Feature, Attempt)>,
     /// Transparent huge pages.
     pub thp: ThpFacts,
@@ -310,30 +376,30 @@ pub struct Facts {
     pub permission: PermissionFacts,
     /// The host.
     pub host: HostFacts,
-    /// What measuring needs.
+    /// The requirements of measuring.
     pub measuring: MeasuringFacts,
     /// The program; `None` where the machine alone is asked about.
     pub program: Option<ProgramFacts>,
 }
 
 impl Facts {
-    /// What became of the attempt.
+    /// The result of the attempt.
     pub fn attempt(&self, feature: Feature) -> Option<Attempt> {
         self.attempts.iter().find(|(tried, _)| *tried == feature).map(|(_, attempt)| *attempt)
     }
 
-    /// True where the attempt was made and worked.
+    /// True if the attempt was made and succeeded.
     pub fn works(&self, feature: Feature) -> bool {
         self.attempt(feature) == Some(Attempt::Works)
     }
 
-    /// What is seen of the program because it runs.
+    /// The facts about the program that exist because it runs.
     pub fn running(&self) -> Option<&RunningFacts> {
         self.program.as_ref()?.running.as_ref()
     }
 
-    /// True where the program's own memory can have transparent huge pages, as far as its own setting goes. A lift suspends
-    /// the setting, a collapse of its heap cannot.
+    /// True if the program's own setting permits transparent huge pages. A lift suspends the setting, a collapse of its
+    /// heap cannot.
     pub fn process_permits_thp(&self) -> bool {
         self.thp.switched_off.as_ref().is_none_or(|off| off.except_advised)
     }

@@ -1,4 +1,4 @@
-//! What a check answers.
+//! The answer of a check.
 
 use foreign_text::quoted;
 use serde::Serialize;
@@ -16,11 +16,11 @@ pub enum Severity {
     Problem,
 }
 
-/// What a check is about.
+/// The area of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Area {
-    /// What the kernel can do.
+    /// The kernel's features.
     Kernel,
     /// Transparent huge pages.
     Thp,
@@ -28,11 +28,11 @@ pub enum Area {
     Pool,
     /// Free memory, and what the kernel does with memory by itself.
     Memory,
-    /// What the process and its user may do.
+    /// The rights of the process and its user.
     Permission,
     /// The hypervisor.
     Host,
-    /// What measuring needs.
+    /// The requirements of measuring.
     Measuring,
     /// The program.
     Program,
@@ -56,11 +56,11 @@ impl fmt::Display for Area {
 /// How a finding is put right.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Fix {
-    /// Commands for a shell, one after the other; empty where no command helps.
+    /// Commands for a shell, one after the other; empty if no command helps.
     pub commands: Vec<String>,
     /// They need root.
     pub as_root: bool,
-    /// What else is to be known: what has to be restarted, what it costs, how it survives a reboot.
+    /// Further information: necessary restarts, the cost, how it survives a reboot.
     pub note: Option<String>,
 }
 
@@ -75,7 +75,7 @@ impl Fix {
         Self { commands: vec![command.into()], as_root: false, note: None }
     }
 
-    /// What no command does.
+    /// A fix without a command.
     pub fn by_hand(words: impl Into<String>) -> Self {
         Self { note: Some(words.into()), ..Self::default() }
     }
@@ -108,20 +108,20 @@ impl Fix {
     }
 }
 
-/// What a check found wanting.
+/// A check's unmet requirement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Name of the check that found it.
     pub check: &'static str,
-    /// What it is about.
+    /// The area.
     pub area: Area,
     /// How much it matters.
     pub severity: Severity,
     /// The finding in a few words.
     pub title: String,
-    /// What was found, and where.
+    /// Found, and the place.
     pub found: String,
-    /// What was wanted in its place.
+    /// Wanted instead.
     pub wanted: String,
     /// Why that matters.
     pub why: String,
@@ -129,12 +129,12 @@ pub struct Finding {
     pub fix: Option<Fix>,
 }
 
-/// What could not be looked at.
+/// A fact that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NotSeen {
     /// Name of the check.
     pub check: &'static str,
-    /// What was not seen, and why.
+    /// The missing fact, and the reason.
     pub what: String,
     /// Root would see it.
     pub root_sees: bool,
@@ -151,18 +151,18 @@ pub enum Outcome {
         severity: Severity,
         /// The finding in a few words.
         title: String,
-        /// What was found, and where.
+        /// Found, and the place.
         found: String,
-        /// What was wanted in its place.
+        /// Wanted instead.
         wanted: String,
         /// Why that matters.
         why: String,
         /// How it is put right.
         fix: Option<Fix>,
     },
-    /// Could not be looked at.
+    /// Could not be read.
     NotSeen {
-        /// What, and why.
+        /// The missing fact, and the reason.
         what: String,
         /// Root would see it.
         root_sees: bool,

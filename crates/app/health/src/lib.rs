@@ -11,10 +11,16 @@ pub mod checks;
 pub mod facts;
 mod finding;
 pub mod gather;
+mod own_pages;
+mod place;
+mod pool_need;
 mod report;
+mod standing;
 mod verdict;
 
 pub use facts::Facts;
 pub use finding::{Area, Finding, Fix, NotSeen, Outcome, Severity};
+pub use own_pages::{Buffer, OwnPages, Request};
 pub use report::{FineCheck, HealthReport, examine};
+pub use standing::{Standing, State};
 pub use verdict::{Estimate, Verdict};

@@ -11,13 +11,13 @@ use serde::Serialize;
 pub struct FineCheck {
     /// Its name.
     pub check: &'static str,
-    /// What it is about.
+    /// The area.
     pub area: Area,
-    /// What was seen.
+    /// The fact.
     pub seen: String,
 }
 
-/// What all checks found.
+/// The results of all checks.
 #[derive(Clone, Debug, Serialize)]
 pub struct HealthReport {
     /// Always `pagelift-doctor`.
@@ -28,14 +28,17 @@ pub struct HealthReport {
     pub subject: String,
     /// The worst severity; `None` where nothing was found.
     pub severity: Option<Severity>,
-    /// What was found wanting, worst first.
+    /// Unmet requirements, worst first.
     pub findings: Vec<Finding>,
-    /// What is as it should be.
+    /// Met requirements.
     pub fine: Vec<FineCheck>,
-    /// What could not be looked at.
+    /// Facts that could not be read.
     pub not_seen: Vec<NotSeen>,
-    /// What to do.
+    /// The advice.
     pub verdict: Verdict,
+    /// The allocator of the program, and what `run --heap=auto` does with it at the next start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heap: Option<String>,
 }
 
 impl HealthReport {
@@ -74,6 +77,13 @@ pub fn examine(facts: &Facts) -> HealthReport {
             None => program.name.clone(),
         },
     };
-    let verdict = Verdict::of(facts, &findings);
-    HealthReport { format: "pagelift-doctor", version: 1, subject, severity, findings, fine, not_seen, verdict }
+    let mut verdict = Verdict::of(facts, &findings);
+    for command in [&mut verdict.run, &mut verdict.measure].into_iter().flatten() {
+        *command = facts.place.typed(command);
+    }
+    for fix in findings.iter_mut().filter_map(|finding| finding.fix.as_mut()) {
+        *fix = facts.place.fixed(std::mem::take(fix), facts.is_root);
+    }
+    let heap = facts.program.as_ref().and_then(|program| program.heap_choice.clone());
+    HealthReport { format: "pagelift-doctor", version: 1, subject, severity, findings, fine, not_seen, verdict, heap }
 }

@@ -1,16 +1,17 @@
-//! What to run, and what that is likely to bring.
+//! The command to run, and its likely gain.
 //!
 //! The estimate compares an upper bound of the memory in use with the reach of a TLB. It rests on published and own
 //! measurements that [`Estimate::based_on`] names, and is never more than a reason to measure.
 
-use crate::checks::{by_glibc, by_java, lift_target};
+use crate::checks::{by_glibc, by_java, lift_target, lifts_in_place};
 use crate::facts::{Facts, Feature, Known, ProgramFacts, RunningFacts};
 use crate::finding::{Finding, Severity};
+use crate::standing::State;
 use address_space::format_bytes;
 use foreign_text::quoted;
 use lift_plan::Source;
 use serde::Serialize;
-use working_set::{Part, PartVerdict, Verdict as InUse};
+use translation::working_set::{Part, PartVerdict, Verdict as InUse};
 
 /// Entries that the second-level TLBs of the last ten years hold at least and at most: 512 for code on Zen 3 and 4, 4,096
 /// for data on Zen 5.
@@ -27,11 +28,13 @@ pub struct Estimate {
     pub what: &'static str,
     /// The effect in words.
     pub likely: String,
-    /// What that rests on.
+    /// The basis of the estimate.
     pub based_on: String,
+    /// The effect may be worth a lift.
+    pub is_worthwhile: bool,
 }
 
-/// What to do.
+/// The advice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     /// In a sentence.
@@ -40,7 +43,7 @@ pub struct Verdict {
     pub run: Option<String>,
     /// The command that measures whether it pays.
     pub measure: Option<String>,
-    /// What it is likely to bring.
+    /// The likely gain.
     pub estimates: Vec<Estimate>,
 }
 
@@ -54,33 +57,49 @@ impl Verdict {
         };
         let Some(program) = &facts.program else { return of_machine(problems) };
         if let (Some(running), None) = (&program.running, program.is_static) {
-            let summary = format!("only root, or its own user, may look into {}", program.name);
-            let run = Some(format!("sudo pagelift doctor {}", running.pid));
+            let (summary, run) = match facts.is_root {
+                false => {
+                    let summary = format!("only root, or its own user, may look into {}", program.name);
+                    (summary, Some(format!("sudo pagelift doctor {}", running.pid)))
+                }
+                true => {
+                    let why = "it belongs to another container, or a security module guards it";
+                    (format!("not even this root may look into {}: {why}; the host's root may", program.name), None)
+                }
+            };
             return Self { summary, run, measure: None, estimates: Vec::new() };
         }
         if let Some(native) = by_itself(program) {
             return native;
         }
-        let lifted: u64 = program.lifts.iter().map(|(_, bytes)| bytes).sum();
-        let heap = facts.process_permits_thp() && findings.iter().any(|finding| finding.check == HEAP_CHECK);
+        let heap = findings.iter().any(|finding| finding.check == HEAP_CHECK);
         let in_place = findings.iter().any(|finding| finding.check == SHARED_CHECK);
         if let Some(running) = program.running.as_ref().filter(|running| in_place && running.shared_is_worth_a_lift()) {
             return of_shared(facts, program, running, before);
         }
-        if lifted == 0 && !heap {
-            let (summary, run) = nothing_to_lift(program);
-            return Self { summary, run, measure: None, estimates: Vec::new() };
+        if program.planned == 0 && program.postponed.is_none() && !heap {
+            return nothing_to_lift(facts, program);
         }
-        let estimates = estimates(facts, program, lifted > 0, heap);
-        let summary = format!("{} can be lifted{before} ({})", program.name, what(program, lifted));
-        let run = Some(run_command(facts, program, heap));
-        Self { summary, run, measure: (lifted > 0).then(|| measure_command(facts, program)), estimates }
+        let has_code = !program.lifts.is_empty() || program.postponed.is_some();
+        let estimates = estimates(facts, program, has_code, heap);
+        let measure = has_code.then(|| measure_command(facts, program));
+        let head = match program.standing() {
+            // The heap is not part of the plan.
+            Some(standing) if program.planned > 0 => format!("{}: {}{before}", program.name, standing.in_words()),
+            _ => format!("{} can be lifted{before}", program.name),
+        };
+        let summary = format!("{head} ({})", what(program));
+        if !estimates.is_empty() && estimates.iter().all(|estimate| !estimate.is_worthwhile) {
+            let summary = format!("{summary}. Leave it as it is: little gain is likely");
+            return Self { summary, run: None, measure, estimates };
+        }
+        Self { summary, run: Some(run_command(facts, program, heap)), measure, estimates }
     }
 }
 
 /// The lift of shared memory that is the largest part of a program's memory.
 fn of_shared(facts: &Facts, program: &ProgramFacts, running: &RunningFacts, before: &str) -> Verdict {
-    let (name, bytes) = (&program.name, format_bytes(running.liftable_shared));
+    let (name, bytes) = (&program.name, format_bytes(running.in_place.shared));
     let summary =
         format!("{name} can be lifted{before} ({bytes} of shared memory, in place, for all processes that share it)");
     let sudo = if facts.is_root { "" } else { "sudo " };
@@ -92,11 +111,12 @@ fn of_shared(facts: &Facts, program: &ProgramFacts, running: &RunningFacts, befo
             "{bytes} on base pages; seen before: PostgreSQL with 1.5 GB of buffers on huge pages from its start did 1.21 times the work \
              with short connections, and about the same with long ones"
         ),
+        is_worthwhile: true,
     };
     Verdict { summary, run, measure: None, estimates: vec![estimate] }
 }
 
-/// The program's own way to huge pages, where a start of it needs no other: glibc's for code that the page cache holds in
+/// The program's own way to huge pages, if a start needs no other: glibc's for code that the page cache contains in
 /// huge folios, Java's for its heap.
 fn by_itself(program: &ProgramFacts) -> Option<Verdict> {
     if program.running.is_some() {
@@ -111,7 +131,10 @@ fn by_itself(program: &ProgramFacts) -> Option<Verdict> {
         return Some(Verdict { summary, run: Some(command), measure: None, estimates: Vec::new() });
     }
     let is_of_file = |(source, _): &(Source, u64)| *source == Source::File;
-    let in_cache = program.small_folios.is_empty() && !program.lifts.is_empty() && program.lifts.iter().all(is_of_file);
+    let in_cache = program.small_folios.is_empty()
+        && program.to_prepare == 0
+        && !program.lifts.is_empty()
+        && program.lifts.iter().all(is_of_file);
     let command = by_glibc(program).filter(|_| in_cache)?;
     let summary = format!("glibc maps the code of {name} by huge pages of the page cache itself, at every start");
     let measure = Some(format!("pagelift bench --against {} -- {}", quoted(format!("env {command}")), words(program)));
@@ -127,44 +150,70 @@ fn of_machine(problems: usize) -> Verdict {
     Verdict { summary: summary.to_owned(), run, measure: None, estimates: Vec::new() }
 }
 
-/// What would be lifted, and from where.
-fn what(program: &ProgramFacts, lifted: u64) -> String {
-    if lifted == 0 {
-        return "its heap".to_owned();
-    }
-    let all = format!("{} of code and read-only data", format_bytes(lifted));
-    let by_run = program.running.is_none() && program.small_folios.is_empty();
+/// The parts that would be lifted, and their sources.
+fn what(program: &ProgramFacts) -> String {
+    let read_only: u64 = program.lifts.iter().map(|(_, bytes)| bytes).sum();
+    let written = program.planned.saturating_sub(read_only);
     let by = |(source, bytes): &(Source, u64)| format!("{} by {source}", format_bytes(*bytes));
-    match program.lifts.as_slice() {
-        _ if by_run => format!("{all}, from the page cache, which `run` prepares, else as they are"),
-        [(source, _)] => format!("{all}, by {source}"),
-        lifts => format!("{all}: {}", lifts.iter().map(by).collect::<Vec<_>>().join(", ")),
+    let mut parts = match (read_only, program.lifts.as_slice()) {
+        (0, _) => Vec::new(),
+        (bytes, lifts) => {
+            let all = format!("{} of code and read-only data", format_bytes(bytes));
+            vec![match lifts {
+                [(source, _)] => format!("{all}, by {source}"),
+                lifts => format!("{all}: {}", lifts.iter().map(by).collect::<Vec<_>>().join(", ")),
+            }]
+        }
+    };
+    parts.extend((written > 0).then(|| format!("{} of written memory, in place", format_bytes(written))));
+    parts.extend(program.postponed.as_ref().map(|postponed| {
+        let due = postponed.due_microseconds as f64 / 1e6;
+        format!("{} more when it has used {due:.1} s of CPU time", format_bytes(postponed.bytes))
+    }));
+    if program.to_prepare > 0 {
+        parts.push(format!("`run` brings {} of the file into huge folios first", format_bytes(program.to_prepare)));
     }
+    if parts.is_empty() { "its heap".to_owned() } else { parts.join("; ") }
 }
 
 /// Why nothing is lifted, and what to do instead.
-fn nothing_to_lift(program: &ProgramFacts) -> (String, Option<String>) {
+fn nothing_to_lift(facts: &Facts, program: &ProgramFacts) -> Verdict {
     let name = &program.name;
     let later = "pagelift doctor PID, once it runs".to_owned();
-    match (&program.running, &program.interpreter, program.known) {
-        (Some(_), ..) if already_huge(program) => (format!("{name} already has its code on huge pages"), None),
-        (Some(_), ..) => (format!("leave {name} as it is: nothing of it fills a huge page that could be lifted"), None),
-        (None, Some(interpreter), _) => {
-            (format!("{name} is a script that {interpreter} runs; what counts is what it starts"), Some(later))
-        }
-        (None, None, Known::Java) => (
-            format!("{name} loads its code (libjvm.so) when it runs, and --via preload lifts it then"),
-            Some(format!("pagelift run --via preload -- {}", words(program))),
-        ),
-        (None, None, _) => (
-            format!("{name} by itself fills no huge page that could be lifted; what it loads or starts is seen then"),
-            Some(later),
-        ),
+    let verdict = |summary: String, run, measure| Verdict { summary, run, measure, estimates: Vec::new() };
+    if let Some(standing) = program.standing() {
+        let (words, code) = (standing.in_words(), program.running.as_ref().map_or(0, |running| running.code.1));
+        return match standing.state() {
+            State::Lifted => {
+                let measure = (code > 0).then(|| measure_command(facts, program));
+                verdict(format!("{name}: {words}"), None, measure)
+            }
+            _ if standing.on_request().is_some() => verdict(format!("{name}: {words}"), None, None),
+            _ => verdict(format!("leave {name} as it is: {words}"), None, None),
+        };
     }
-}
-
-fn already_huge(program: &ProgramFacts) -> bool {
-    program.running.as_ref().is_some_and(|running| running.code.1 > 0 && running.code.1 >= running.code.0 / 2)
+    match (&program.interpreter, program.known) {
+        (Some(interpreter), _) => {
+            let summary = format!("{name} is a script that {interpreter} runs; what counts is what it starts");
+            verdict(summary, Some(later), None)
+        }
+        (None, Known::Java) => {
+            let summary = format!("{name} loads its code (libjvm.so) when it runs, and --via preload lifts it then");
+            verdict(summary, Some(format!("pagelift run --via preload -- {}", words(program))), None)
+        }
+        (None, _) if program.code.1 > 0 => {
+            let summary = format!(
+                "{name} by itself fills no huge page that could be lifted; a dry run loads its libraries and shows theirs"
+            );
+            verdict(summary, Some(format!("pagelift run --dry-run -- {}", words(program))), None)
+        }
+        (None, _) => {
+            let summary = format!(
+                "{name} by itself fills no huge page that could be lifted; what it loads or starts is seen then"
+            );
+            verdict(summary, Some(later), None)
+        }
+    }
 }
 
 fn words(program: &ProgramFacts) -> String {
@@ -176,7 +225,12 @@ fn run_command(facts: &Facts, program: &ProgramFacts, heap: bool) -> String {
     // `process_madvise` in another process, and processes of others, are for root.
     let asks_root = running.foreign || heap || facts.permission.ptrace_scope.unwrap_or(0) > 0;
     let sudo = if asks_root && !facts.is_root { "sudo " } else { "" };
-    let heap = if heap && facts.thp.size.is_some() { " --heap=thp" } else { "" };
+    let heap = match (heap && facts.thp.size.is_some(), program.planned) {
+        (false, _) => String::new(),
+        (true, _) if !lifts_in_place(facts, program) => " --heap=thp".to_owned(),
+        (true, 0) => " --lift anon".to_owned(),
+        (true, _) => " --lift text,rodata,data,bss,heap,anon".to_owned(),
+    };
     format!("{sudo}pagelift attach {}{heap}", running.pid)
 }
 
@@ -186,49 +240,78 @@ fn measure_command(facts: &Facts, program: &ProgramFacts) -> String {
             let sudo = if running.foreign && !facts.is_root { "sudo " } else { "" };
             format!("{sudo}pagelift bench --toggle {} --lift text,rodata", running.pid)
         }
+        // A server does not end by itself.
+        None if program.known == Known::Redis => format!(
+            "pagelift bench --toggle --load 'redis://127.0.0.1:{{port}}?query=SET key:{{1..100000}} value' -- {} --port {{port}}",
+            words(program)
+        ),
+        None if matches!(program.known, Known::Mysql | Known::Postgres) => {
+            "pagelift bench --toggle PID --lift text,rodata, once it runs under its usual load".to_owned()
+        }
         None => format!("pagelift bench -- {}", words(program)),
     }
 }
 
-/// What a TLB translates for.
+/// The accesses that a TLB translates.
 #[derive(Clone, Copy)]
 enum For {
     Code,
     Data,
 }
 
-/// Bytes that a TLB reaches with base pages, at least and at most, and how that is known: measured, from CPUID, or not.
-fn reach(facts: &Facts, what: For) -> (u64, u64, &'static str) {
-    let told = facts.host.entries.map(|(code, data)| match what {
-        For::Code => code * facts.base_page.bytes(),
-        For::Data => data * facts.base_page.bytes(),
-    });
-    let measured = facts.host.measured.and_then(|measured| match what {
-        For::Code => measured.code_reach,
-        For::Data => measured.reach,
-    });
-    match (measured, told) {
-        (Some(measured), _) => (measured, measured, "measured"),
-        (None, Some(told)) => (told, told, "from CPUID"),
-        (None, None) => (ENTRIES.0 * facts.base_page.bytes(), ENTRIES.1 * facts.base_page.bytes(), ""),
-    }
+/// Bytes that a TLB reaches with base pages.
+enum TlbReach {
+    /// The reach on this machine, at least and at most, and how it is known.
+    Known { least: u64, most: u64, how: &'static str },
+    /// The reach of TLBs of the last ten years.
+    Usual { least: u64, most: u64 },
 }
 
-fn reach_in_words(facts: &Facts, what: For) -> String {
-    match reach(facts, what) {
-        (least, most, "") => format!(
-            "the {} to {} that TLBs of the last ten years reach with {} pages (--probe measures this one)",
-            format_bytes(least),
-            format_bytes(most),
-            facts.base_page
-        ),
-        (reach, _, how) => {
-            format!("the TLB's reach with {} pages, {} ({how})", facts.base_page, format_bytes(reach))
+impl TlbReach {
+    fn of(facts: &Facts, what: For) -> Self {
+        let base = facts.base_page.bytes();
+        let told = facts.host.entries.map(|(code, data)| match what {
+            For::Code => code * base,
+            For::Data => data * base,
+        });
+        let measured = facts.host.measured.and_then(|measured| match what {
+            For::Code => measured.code_reach,
+            For::Data => measured.reach,
+        });
+        match (measured, told) {
+            (Some((least, most)), _) => Self::Known { least, most, how: "measured" },
+            (None, Some(told)) => Self::Known { least: told, most: told, how: "from CPUID" },
+            (None, None) => Self::Usual { least: ENTRIES.0 * base, most: ENTRIES.1 * base },
+        }
+    }
+
+    fn least(&self) -> u64 {
+        let (Self::Known { least: bytes, .. } | Self::Usual { least: bytes, .. }) = self;
+        *bytes
+    }
+
+    fn most(&self) -> u64 {
+        let (Self::Known { most: bytes, .. } | Self::Usual { most: bytes, .. }) = self;
+        *bytes
+    }
+
+    fn in_words(&self, facts: &Facts) -> String {
+        let page = facts.base_page;
+        match self {
+            Self::Known { least, most, how } => {
+                let most = if most > least { format!(" to {}", format_bytes(*most)) } else { String::new() };
+                format!("the TLB's reach with {page} pages, {}{most} ({how})", format_bytes(*least))
+            }
+            Self::Usual { least, most } => format!(
+                "the {} to {} that TLBs of the last ten years reach with {page} pages (--probe measures this one)",
+                format_bytes(*least),
+                format_bytes(*most)
+            ),
         }
     }
 }
 
-/// What the accessed marks say of a kind of memory, where they were counted and the size of the TLB is known.
+/// The result of the accessed marks for a kind of memory, if they were counted and the size of the TLB is known.
 fn in_use(program: &ProgramFacts, is_meant: impl Fn(Part) -> bool) -> Option<&PartVerdict> {
     let used = &program.running.as_ref()?.used;
     let known = used.iter().filter(|used| is_meant(used.part) && used.verdict != InUse::Unknown);
@@ -236,7 +319,7 @@ fn in_use(program: &ProgramFacts, is_meant: impl Fn(Part) -> bool) -> Option<&Pa
 }
 
 /// The effect on memory that was watched.
-fn of_use(used: &PartVerdict, exceeds: &'static str) -> (&'static str, String) {
+fn of_use(what: &'static str, used: &PartVerdict, exceeds: &'static str) -> Estimate {
     let likely = match used.verdict {
         InUse::Fits => "hardly any gain: the TLB holds all that is in use",
         InUse::FitsAlone => "little: the TLB holds all that is in use, but other memory competes for it",
@@ -256,7 +339,8 @@ fn of_use(used: &PartVerdict, exceeds: &'static str) -> (&'static str, String) {
         used.last,
         1e3 * used.last_within
     );
-    (likely, based_on)
+    let is_worthwhile = matches!(used.verdict, InUse::Exceeds | InUse::Unknown);
+    Estimate { what, likely: likely.to_owned(), based_on, is_worthwhile }
 }
 
 fn estimates(facts: &Facts, program: &ProgramFacts, has_code: bool, has_heap: bool) -> Vec<Estimate> {
@@ -281,13 +365,12 @@ fn code(facts: &Facts, program: &ProgramFacts) -> Option<Estimate> {
     }
     const UP_TO_TEN: &str = "0 to 10 %, by how much of it is in use";
     if let Some(used) = in_use(program, |part| part == Part::Code) {
-        let (likely, based_on) = of_use(used, UP_TO_TEN);
-        return Some(Estimate { what: "code", likely: likely.to_owned(), based_on });
+        return Some(of_use("code", used, UP_TO_TEN));
     }
-    let (least, most, _) = reach(facts, For::Code);
+    let reach = TlbReach::of(facts, For::Code);
     let (likely, source) = match bytes {
-        bytes if bytes <= least => ("no gain: all of it fits the TLB", ""),
-        bytes if bytes <= most => {
+        bytes if bytes <= reach.least() => ("no gain: all of it fits the TLB", ""),
+        bytes if bytes <= reach.most() => {
             ("0 to 2 %", "; seen before: MariaDB, with 9 MiB of code, 0 to 2 % in a virtual machine")
         }
         _ => (
@@ -298,9 +381,9 @@ fn code(facts: &Facts, program: &ProgramFacts) -> Option<Estimate> {
     let based_on = format!(
         "{} of {how}, of which a part is in use, against {}{source}",
         format_bytes(bytes),
-        reach_in_words(facts, For::Code)
+        reach.in_words(facts)
     );
-    Some(Estimate { what: "code", likely: likely.to_owned(), based_on })
+    Some(Estimate { what: "code", likely: likely.to_owned(), based_on, is_worthwhile: bytes > reach.least() })
 }
 
 fn heap(facts: &Facts, program: &ProgramFacts) -> Option<Estimate> {
@@ -311,14 +394,13 @@ fn heap(facts: &Facts, program: &ProgramFacts) -> Option<Estimate> {
         false => "needs the pool here (--heap=2M), for this kernel has no transparent huge pages",
     };
     if let Some(used) = in_use(program, |part| matches!(part, Part::Heap | Part::Anonymous)) {
-        let (likely, based_on) = of_use(used, likely);
-        return Some(Estimate { what: "heap", likely: likely.to_owned(), based_on });
+        return Some(of_use("heap", used, likely));
     }
     let based_on = format!(
         "{} of private anonymous memory on base pages against {}; seen before: random lookups in 4 GB took 267 ns instead of 390, g++ gained \
          nothing",
         format_bytes(small),
-        reach_in_words(facts, For::Data)
+        TlbReach::of(facts, For::Data).in_words(facts)
     );
-    Some(Estimate { what: "heap", likely: likely.to_owned(), based_on })
+    Some(Estimate { what: "heap", likely: likely.to_owned(), based_on, is_worthwhile: true })
 }

@@ -4,7 +4,7 @@ use super::{fine, found};
 use crate::facts::Facts;
 use crate::finding::{Fix, Outcome, Severity};
 
-/// Whether the host backs huge pages by huge pages, as it was measured.
+/// Whether the host backs huge pages by huge pages, according to the measurement.
 pub fn backing(facts: &Facts) -> Vec<Outcome> {
     let measured = facts.host.measured;
     match measured.map(|measured| measured.splintered) {
@@ -32,7 +32,7 @@ pub fn backing(facts: &Facts) -> Vec<Outcome> {
             let more = measured.and_then(|measured| measured.needed).map_or_else(String::new, more);
             vec![Outcome::NotSeen { what: format!("how the host backs huge pages{more}"), root_sees: false }]
         }
-        // Of a program the verdict says so.
+        // For a program the verdict contains it.
         None if facts.host.virtual_machine == Some(true) && facts.program.is_none() => vec![Outcome::NotSeen {
             what: "how the host of this virtual machine backs huge pages: --probe measures it".to_owned(),
             root_sees: false,

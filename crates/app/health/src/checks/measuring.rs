@@ -1,4 +1,4 @@
-//! What measuring needs (perf_event_open(2)).
+//! The requirements of measuring (perf_event_open(2)).
 
 use super::{fine, found};
 use crate::facts::{Attempt, Facts, Feature};

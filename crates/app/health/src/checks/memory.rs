@@ -1,7 +1,7 @@
 //! Free memory, and what the kernel does with memory by itself.
 
 use super::{fine, found};
-use crate::facts::Facts;
+use crate::facts::{Facts, FreeMemory};
 use crate::finding::{Fix, Outcome, Severity};
 use address_space::format_bytes;
 
@@ -17,11 +17,14 @@ const LARGEST_SHARE: u64 = 20;
 pub fn fragmentation(facts: &Facts) -> Vec<Outcome> {
     let Some(huge) = facts.huge_page.filter(|_| !facts.memory.nodes.is_empty()) else { return Vec::new() };
     let usable = |node: &u32| facts.permission.allowed_nodes.as_ref().is_none_or(|allowed| allowed.contains(node));
-    let nodes: Vec<_> = facts.memory.nodes.iter().filter(|(node, ..)| usable(node)).collect();
-    let free: u64 = nodes.iter().map(|(_, free, _)| free).sum();
-    let in_blocks: u64 = nodes.iter().map(|(.., blocks)| blocks).sum();
+    let nodes: Vec<_> = facts.memory.nodes.iter().filter(|node| usable(&node.node)).collect();
+    let free: u64 = nodes.iter().map(|node| node.free).sum();
+    let in_blocks: u64 = nodes.iter().map(|node| node.in_blocks).sum();
     let needed = facts.program.as_ref().map_or(0, |program| program.pool_pages).max(FEW_PAGES) * huge.bytes();
-    let each = nodes.iter().map(|(node, _, blocks)| format!("node {node}: {}", blocks / huge.bytes()));
+    // Compaction moves what is in use together; kernel memory in between stays.
+    let each = nodes.iter().map(|FreeMemory { node, free, in_blocks }| {
+        format!("node {node}: {}, at most {} after compaction", in_blocks / huge.bytes(), free / huge.bytes())
+    });
     let each = each.collect::<Vec<_>>().join(", ");
     if in_blocks >= needed || free < needed {
         return fine(format!("free blocks of {huge}: {each}"));
@@ -62,7 +65,7 @@ pub fn min_free(facts: &Facts) -> Vec<Outcome> {
     )
 }
 
-/// What of the program is swapped out.
+/// The swapped-out parts of the program.
 pub fn swap(facts: &Facts) -> Vec<Outcome> {
     let Some(running) = facts.running() else { return Vec::new() };
     if running.swapped == 0 {

@@ -1,13 +1,14 @@
 //! The checks: each is a function from facts to outcomes, and a line of [`CHECKS`].
 //!
-//! A check that needs a new fact takes it from [`Facts`], which `gather` fills; it reads nothing by itself. What finds TLB
-//! shootdowns, or the cure for an allocator that causes them, belongs to the area [`Area::Program`] and gets a line there;
-//! a measured working set belongs to [`crate::facts::RunningFacts`], from where the verdict takes it.
+//! A check that needs a new fact takes it from [`Facts`], which `gather` fills; it reads no files. Checks for TLB
+//! shootdowns, or for the cure of an allocator that causes them, belong to the area [`Area::Program`] and get a line
+//! there; a measured working set belongs to [`crate::facts::RunningFacts`], from which the verdict takes it.
 
 mod host;
 mod kernel;
 mod measuring;
 mod memory;
+mod own_pages;
 mod permission;
 mod pool;
 mod program;
@@ -17,15 +18,15 @@ mod thp;
 use crate::facts::Facts;
 use crate::finding::{Area, Fix, Outcome, Severity};
 pub(crate) use program::by_glibc;
-pub(crate) use settings::{by_java, lift_target};
+pub(crate) use settings::{by_java, lift_target, lifts_in_place};
 
 /// One check.
 pub struct Check {
     /// Its name in JSON.
     pub name: &'static str,
-    /// What it is about.
+    /// The area.
     pub area: Area,
-    /// Looks at the facts; no outcome where it does not apply.
+    /// Examines the facts; no outcome if it does not apply.
     pub run: fn(&Facts) -> Vec<Outcome>,
 }
 
@@ -39,6 +40,8 @@ pub const CHECKS: &[Check] = &[
     check("thp-switched-off", Area::Thp, thp::switched_off),
     check("thp-defrag", Area::Thp, thp::defrag),
     check("khugepaged-bloat", Area::Thp, thp::bloat),
+    check("khugepaged", Area::Thp, thp::khugepaged),
+    check("shmem-enabled", Area::Thp, thp::shared),
     check("pool-cgroup", Area::Pool, pool::cgroup),
     check("pool-nodes", Area::Pool, pool::nodes),
     check("pool-pages", Area::Pool, pool::pages),
@@ -50,6 +53,7 @@ pub const CHECKS: &[Check] = &[
     check("memlock", Area::Permission, permission::memlock),
     check("heap", Area::Program, settings::heap),
     check("shared-memory", Area::Program, settings::shared_memory),
+    check("own-pages", Area::Program, own_pages::own_pages),
     check("java", Area::Program, settings::java),
     check("redis", Area::Program, settings::redis),
     check("node", Area::Program, settings::node),
@@ -57,6 +61,7 @@ pub const CHECKS: &[Check] = &[
     check("far-pages", Area::Program, program::far_pages),
     check("refused", Area::Program, program::refused),
     check("elf-thp", Area::Program, program::elf_thp),
+    check("glibc-heap", Area::Program, program::glibc_heap),
     check("program", Area::Program, program::shape),
     check("fragmentation", Area::Memory, memory::fragmentation),
     check("min-free", Area::Memory, memory::min_free),

@@ -1,4 +1,4 @@
-//! What the process and its user may do.
+//! The rights of the process and its user.
 
 use super::{fine, found};
 use crate::facts::{Attempt, Facts, Feature};

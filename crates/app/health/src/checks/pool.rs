@@ -3,16 +3,13 @@
 use super::{fine, found};
 use crate::facts::{Facts, HugetlbCgroup, NodePool, PoolFacts};
 use crate::finding::{Fix, Outcome, Severity};
+use crate::own_pages::short;
+use crate::pool_need::{pages_for_code, reserve_command};
 use address_space::format_bytes;
-use lift_plan::Source;
-use machine_facts::{POOLS, pool_directory};
+use machine_facts::POOLS;
 
-/// Pages that overcommit may give beyond those that it gives already, where nothing tells how many are needed.
+/// Pages that overcommit may provide beyond those in use, if the number of needed pages is unknown.
 const SOME_PAGES: u64 = 64;
-
-fn directory(pool: &PoolFacts) -> String {
-    pool_directory(pool.size, None)
-}
 
 /// Bytes that a pool can give at most.
 fn capacity(pool: &PoolFacts) -> u64 {
@@ -30,13 +27,13 @@ pub fn cgroup(facts: &Facts) -> Vec<Outcome> {
     }
 }
 
-/// True where the pool has more than the limit.
+/// True if the pool has more than the limit.
 fn can_be_reached(facts: &Facts, cgroup: &HugetlbCgroup) -> bool {
     let pool = facts.pools.iter().find(|pool| pool.size == cgroup.size);
     pool.zip(cgroup.in_use).is_some_and(|(pool, limit)| capacity(pool) > limit)
 }
 
-/// True where this cgroup or one above it refuses a mapping before the limit is reached. Cgroups are listed from the
+/// True if this cgroup or one above it refuses a mapping before the limit is reached. Cgroups are listed from the
 /// process's own upwards.
 fn is_guarded(facts: &Facts, cgroup: &HugetlbCgroup) -> bool {
     let above = |other: &&HugetlbCgroup| {
@@ -82,17 +79,13 @@ pub fn nodes(facts: &Facts) -> Vec<Outcome> {
 
 /// `own`: the parts of the pool that the process may use. `others`: those with free pages that it may not use.
 fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&NodePool]) -> Vec<Outcome> {
-    let (node, present) = match own {
-        [first, ..] => (first.node, first.persistent()),
-        [] => (allowed.first().copied().unwrap_or_default(), 0),
-    };
+    let node = own.first().map(|part| part.node).or(allowed.first().copied()).unwrap_or_default();
     let free: u64 = others.iter().map(|part| part.free).sum();
     let nodes: Vec<String> = allowed.iter().map(ToString::to_string).collect();
     let elsewhere: Vec<String> = others.iter().map(|part| format!("node {}", part.node)).collect();
-    let file = |node: u32| format!("{}/nr_hugepages", pool_directory(pool.size, Some(node)));
-    // A size is set, not added to: whatever is in use there stays.
-    let back = |part: &&NodePool| format!("echo {} > {}", part.persistent().saturating_sub(part.free), file(part.node));
-    let back: Vec<String> = others.iter().map(back).collect();
+    let size = pool.size.word();
+    // Pages in use stay on every node.
+    let back: Vec<String> = others.iter().map(|part| format!("{size}:all@{}", part.node)).collect();
     found(
         Severity::Problem,
         format!("the pool of {} pages is on the wrong node", pool.size),
@@ -104,8 +97,8 @@ fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&N
         format!("free pages on node {node}"),
         "a mapping succeeds by the sum of all nodes, and the program is killed by SIGBUS when it touches the page",
         Some(
-            Fix::write(present + free, file(node))
-                .with_note(format!("and back from where they are free now: {}", back.join("; "))),
+            Fix::root(format!("pagelift pool reserve {size}:{free}@{node}"))
+                .with_note(format!("and back from where they are free now: pagelift pool release {}", back.join(" "))),
         ),
     )
 }
@@ -142,15 +135,10 @@ pub fn pages(facts: &Facts) -> Vec<Outcome> {
         };
     };
     match &facts.program {
-        Some(program) if program.running.is_none() && program.small_folios.is_empty() => {
-            fine("pool: not needed, since `pagelift run` brings the files into huge folios of the page cache")
-        }
-        Some(program) if program.pool_pages > 0 => {
-            let moved = program.lifts.iter().any(|(source, _)| !matches!(source, Source::File | Source::Image));
-            let matters = if moved { Severity::Advice } else { Severity::Note };
-            for_program(pool, program.pool_pages, matters)
-        }
-        Some(_) => Vec::new(),
+        Some(program) => match pages_for_code(facts, program) {
+            0 => fine("pool: not needed for code, which other huge pages serve"),
+            needed => for_code(facts, pool, needed),
+        },
         None if pool.available > 0 => fine(format!("pool: {} pages of {} available", pool.available, pool.size)),
         None => found(
             Severity::Note,
@@ -158,26 +146,28 @@ pub fn pages(facts: &Facts) -> Vec<Outcome> {
             format!("{} pages, none available", pool.total),
             "some, only for --pages hugetlb and --heap=2M",
             "everything else works without; overcommit takes pages when they are wanted and keeps none",
-            Some(Fix::write(pool.overcommit + SOME_PAGES, format!("{}/nr_overcommit_hugepages", directory(pool)))),
+            Some(Fix::root(format!("pagelift pool overcommit {}:{}", short(pool.size), pool.overcommit + SOME_PAGES))),
         ),
     }
 }
 
-fn for_program(pool: &PoolFacts, needed: u64, severity: Severity) -> Vec<Outcome> {
+fn for_code(facts: &Facts, pool: &PoolFacts, needed: u64) -> Vec<Outcome> {
     if pool.available >= needed {
         return fine(format!("pool: {} pages of {} available, {needed} needed", pool.available, pool.size));
     }
-    let wanted = pool.total + needed - pool.available;
     let state = if pool.available == 0 { "empty" } else { "too small" };
     found(
-        severity,
+        Severity::Advice,
         format!("the pool of {} pages is {state} for the program's code", pool.size),
         format!("{} of {} pages available", pool.available, pool.total),
         format!("{needed} available"),
-        "pool pages stay; transparent ones may be split, and cannot always be had when memory is fragmented",
-        Some(Fix::write(wanted, format!("{}/nr_hugepages", directory(pool))).with_note(format!(
-            "takes {} of memory; vm.nr_hugepages in /etc/sysctl.d keeps it after a reboot",
-            format_bytes((needed - pool.available).saturating_mul(pool.size.bytes()))
-        ))),
+        "transparent huge pages are off, and nothing else serves the code",
+        reserve_command(facts).map(|command| {
+            let bytes = (needed - pool.available).saturating_mul(pool.size.bytes());
+            Fix::root(command).with_note(format!(
+                "takes {} of memory; `pagelift pool plan --install systemd` keeps it after a reboot",
+                format_bytes(bytes)
+            ))
+        }),
     )
 }

@@ -7,10 +7,9 @@
 use super::{fine, found};
 use crate::facts::{Facts, Feature, Known, ProgramFacts, RunningFacts};
 use crate::finding::{Fix, Outcome, Severity};
-use address_space::{PageSize, byte_count, format_bytes};
+use address_space::format_bytes;
 use foreign_text::quoted;
 use heap_choice::Family;
-use machine_facts::pool_directory;
 
 /// Huge pages' worth of memory on base pages that is worth a word.
 const MANY_PAGES: u64 = 32;
@@ -18,13 +17,6 @@ const MANY_PAGES: u64 = 32;
 fn command_has(program: &ProgramFacts, words: &[&str]) -> bool {
     let has = |text: &String| words.iter().any(|word| text.contains(word));
     program.command.iter().any(has) || program.environment.iter().any(has)
-}
-
-/// The command that gives the pool so many pages more.
-fn fill_pool(facts: &Facts, size: PageSize, pages: u64) -> Fix {
-    let pool = facts.pools.iter().find(|pool| pool.size == size);
-    let (total, available) = pool.map_or((0, 0), |pool| (pool.total, pool.available));
-    Fix::write(total + pages.saturating_sub(available), format!("{}/nr_hugepages", pool_directory(size, None)))
 }
 
 /// Private anonymous memory of a program that runs: the heap, in most.
@@ -44,10 +36,12 @@ pub fn heap(facts: &Facts) -> Vec<Outcome> {
         (Known::Redis, _) => return fine("redis keeps its data on base pages, which suits its forks"),
         // The check for Java says more.
         (Known::Java, _) | (_, Some(Family::Jvm)) => return Vec::new(),
-        (Known::Mysql, _) => fill_pool(facts, huge, huge.pages_for(small))
-            .with_note("then large_pages=ON below [mysqld] (LimitMEMLOCK=infinity in the unit), and a restart"),
-        // The check of that setting says more.
-        _ if !facts.process_permits_thp() => return Vec::new(),
+        (known, _) if lifts_in_place(facts, program) => {
+            let own =
+                if known == Known::Mysql { "; its own large_pages serves the buffers from the start" } else { "" };
+            let note = format!("lifts the blocks that are full now, without a restart{own}");
+            Fix::root(format!("pagelift attach --lift anon {pid}")).with_note(note)
+        }
         _ => Fix::root(format!("pagelift attach {pid} --heap=thp")).with_note(
             "collapses what is allocated now, in place; `pagelift run --heap=auto` also serves what comes later",
         ),
@@ -60,6 +54,12 @@ pub fn heap(facts: &Facts) -> Vec<Outcome> {
         "each base page takes a TLB entry of its own",
         Some(fix),
     )
+}
+
+/// True if the heap of a running program is lifted by `--lift anon`, which also suspends the program's own
+/// PR_SET_THP_DISABLE.
+pub(crate) fn lifts_in_place(facts: &Facts, program: &ProgramFacts) -> bool {
+    program.known == Known::Mysql || !facts.process_permits_thp()
 }
 
 /// Shared memory: buffers of databases.
@@ -81,23 +81,12 @@ pub fn shared_memory(facts: &Facts) -> Vec<Outcome> {
             Some(Fix::root(command).with_note("nothing is stopped; --dry-run shows what it adds")),
         );
     }
-    if program.known != Known::Postgres {
-        return Vec::new();
+    match program.known {
+        Known::Postgres => {
+            fine(format!("{} of {} shared memory on huge pages", format_bytes(on_huge), format_bytes(resident)))
+        }
+        _ => Vec::new(),
     }
-    if small < MANY_PAGES * huge.bytes() / 4 {
-        return fine(format!("{} of {} shared memory on huge pages", format_bytes(on_huge), format_bytes(resident)));
-    }
-    found(
-        Severity::Advice,
-        "PostgreSQL's shared memory is on base pages",
-        format!("{} resident, {} of it on huge pages", format_bytes(resident), format_bytes(on_huge)),
-        "huge_pages = try or on, and that many pages in the pool when it starts",
-        "every backend has page tables of its own for the whole of it; huge pages save these and TLB misses",
-        Some(fill_pool(facts, huge, huge.pages_for(resident)).with_note(
-            "then restart it; `postgres -C shared_memory_size_in_huge_pages -D DATA` tells the whole number, of which only \
-             what was touched is resident now",
-        )),
-    )
 }
 
 /// The words by which `attach` finds a process. For PostgreSQL all of its processes.
@@ -116,8 +105,9 @@ pub fn java(facts: &Facts) -> Vec<Outcome> {
     if command_has(program, &["-XX:+UseTransparentHugePages"]) {
         return fine("Java asks for transparent huge pages");
     }
+    // The check of pages that programs request says more.
     if command_has(program, &["-XX:+UseLargePages"]) {
-        return java_on_pool(facts, program);
+        return Vec::new();
     }
     let Some(command) = by_java(program) else { return Vec::new() };
     found(
@@ -132,7 +122,7 @@ pub fn java(facts: &Facts) -> Vec<Outcome> {
     )
 }
 
-/// The command that has Java ask for huge pages, where it is not told to yet.
+/// The command that makes Java use huge pages, if it has no such option yet.
 pub(crate) fn by_java(program: &ProgramFacts) -> Option<String> {
     if program.known != Known::Java || command_has(program, &["-XX:+UseTransparentHugePages", "-XX:+UseLargePages"]) {
         return None;
@@ -143,24 +133,6 @@ pub(crate) fn by_java(program: &ProgramFacts) -> Option<String> {
     }
     let (first, rest) = program.command.split_first().map_or(("java", &[][..]), |(first, rest)| (first.as_str(), rest));
     Some(foreign_text::words([first, flag].into_iter().chain(rest.iter().map(String::as_str))))
-}
-
-fn java_on_pool(facts: &Facts, program: &ProgramFacts) -> Vec<Outcome> {
-    let Some(huge) = facts.huge_page else { return Vec::new() };
-    let available = facts.pools.iter().find(|pool| pool.size == huge).map_or(0, |pool| pool.available);
-    let asked = program.command.iter().rev().find_map(|word| byte_count(word.strip_prefix("-Xmx")?));
-    let on_pool = facts.running().is_some_and(|running| running.anonymous.1 + running.shared.1 > 0);
-    let Some(bytes) = asked.filter(|bytes| !on_pool && huge.pages_for(*bytes) > available) else {
-        return fine("Java asks for pages of the pool");
-    };
-    found(
-        Severity::Advice,
-        "Java asks for more pages than the pool has",
-        format!("-Xmx of {}, and {available} pages of {huge} available", format_bytes(bytes)),
-        format!("{} pages when it starts", huge.pages_for(bytes)),
-        "it prints a warning and goes on with base pages",
-        Some(fill_pool(facts, huge, huge.pages_for(bytes))),
-    )
 }
 
 /// redis, which forks to save.

@@ -1,25 +1,32 @@
 //! Every check with healthy and with ill facts.
 
+mod own_pages;
+mod own_way;
 mod pool;
+mod states;
 
 use super::*;
 use crate::examine;
 use crate::facts::{
-    Attempt, DamonReclaim, Feature, HostFacts, HugetlbCgroup, Known, Measured, MeasuringFacts, MemoryFacts, NodePool,
-    PermissionFacts, PoolFacts, ProgramFacts, RunningFacts, SwitchedOff, ThpFacts,
+    Attempt, DamonReclaim, Feature, FreeMemory, HostFacts, HugetlbCgroup, Khugepaged, Known, Measured, MeasuringFacts,
+    MemoryFacts, NodePool, PermissionFacts, Place, PoolFacts, ProgramFacts, RunningFacts, SwitchedOff, ThpFacts,
 };
 use crate::finding::Finding;
 use address_space::PageSize;
 use heap_choice::Family;
 use lift_plan::{CacheShortfall, Source};
 use session::{FarPages, NodeBytes};
-use working_set::{Part, PartVerdict, Verdict as InUse};
+use translation::working_set::{Part, PartVerdict, Verdict as InUse};
 
 const MIB: u64 = 1 << 20;
 /// `EPERM`, `EACCES`, `EINVAL` (errno(3)).
 const EPERM: i32 = 1;
 const EACCES: i32 = 13;
 const EINVAL: i32 = 22;
+
+fn free_memory(node: u32, free_mib: u64, in_blocks_mib: u64) -> FreeMemory {
+    FreeMemory { node, free: free_mib * MIB, in_blocks: in_blocks_mib * MIB }
+}
 
 fn size(bytes: u64) -> PageSize {
     PageSize::new(bytes).unwrap()
@@ -29,7 +36,7 @@ fn huge() -> PageSize {
     size(2 * MIB)
 }
 
-/// The part of a pool on a node, none of it surplus.
+/// The part of a pool on a node, with no surplus pages.
 fn on_node(node: u32, total: u64, free: u64) -> NodePool {
     NodePool { node, total, free, surplus: 0 }
 }
@@ -52,6 +59,7 @@ const FEATURES: [Feature; 12] = [
 /// A machine and a process at which nothing is to be found.
 fn healthy() -> Facts {
     Facts {
+        place: Place::default(),
         is_root: true,
         release: (6, 18),
         base_page: size(4096),
@@ -63,6 +71,8 @@ fn healthy() -> Facts {
             sizes: vec![(size(65536), "never".into()), (huge(), "inherit".into())],
             defrag: Some("madvise".into()),
             max_ptes_none: Some(511),
+            khugepaged: Some(Khugepaged { compacts: true, pages: 4096, pause: 10_000 }),
+            shared: Some("never".into()),
             switched_off: None,
         },
         pools: vec![PoolFacts {
@@ -74,7 +84,7 @@ fn healthy() -> Facts {
         }],
         cgroups: Vec::new(),
         memory: MemoryFacts {
-            nodes: vec![(0, 4096 * MIB, 2048 * MIB)],
+            nodes: vec![free_memory(0, 4096, 2048)],
             online: vec![0],
             zones: 3,
             min_free_kib: Some(67584),
@@ -102,8 +112,8 @@ fn healthy() -> Facts {
             measured: Some(Measured {
                 splintered: Some(false),
                 needed: None,
-                reach: Some(8 * MIB),
-                code_reach: Some(8 * MIB),
+                reach: Some((8 * MIB, 8 * MIB)),
+                code_reach: Some((8 * MIB, 8 * MIB)),
                 translation: None,
             }),
             entries: None,
@@ -123,6 +133,7 @@ fn program() -> ProgramFacts {
         is_static: Some(false),
         fixed_base: false,
         allocator: Some((Family::Glibc { minor: Some(36) }, "glibc 2.36".into())),
+        heap_choice: Some("glibc 2.36: it asks for huge pages".into()),
         code: (20 * MIB, 1),
         lifts: vec![(Source::Hugetlb, 20 * MIB)],
         pool_pages: 10,
@@ -132,9 +143,14 @@ fn program() -> ProgramFacts {
             pid: 7,
             code: (20 * MIB, 0),
             anonymous: (100 * MIB, 90 * MIB),
+            all: (130 * MIB, 90 * MIB),
             ..RunningFacts::default()
         }),
         environment: Vec::new(),
+        own_pages: None,
+        planned: 20 * MIB,
+        postponed: None,
+        to_prepare: 0,
     }
 }
 
@@ -212,6 +228,26 @@ fn transparent_huge_pages() {
     });
     finds("thp-defrag", Advice, ["always", "defrag"], |f| f.thp.defrag = Some("always".into()));
     finds("khugepaged-bloat", Advice, ["511 of 512", "echo 64 >"], |f| f.thp.general = Some("always".into()));
+    finds("khugepaged", Note, ["does nothing", "echo 4096 >"], |f| f.thp.khugepaged.as_mut().unwrap().pages = 0);
+    finds("khugepaged", Note, ["16.0 MiB every 10.0 s", "echo 1 >"], |f| {
+        f.thp.khugepaged.as_mut().unwrap().compacts = false;
+    });
+    // A server that has just started has touched a small part.
+    let unaligned = |f: &mut Facts| running_of(f).in_place.unaligned_shared = 100 * MIB;
+    finds("shmem-enabled", Note, ["100.0 MiB not aligned, 0 B can be lifted", "echo advise >"], unaligned);
+    finds("shmem-enabled", Note, ["advise in", "restart the program"], |f| {
+        unaligned(f);
+        f.thp.shared = Some("advise".into());
+    });
+    let aligned = |f: &mut Facts| (running_of(f).shared, running_of(f).in_place.shared) = ((100 * MIB, 0), 90 * MIB);
+    assert_eq!(found_with(aligned, "shmem-enabled"), []);
+    let starts = |pages: u64| {
+        move |f: &mut Facts| {
+            (program_of(f).known, program_of(f).running, f.pools[0].available) = (Known::Postgres, None, pages);
+        }
+    };
+    finds("shmem-enabled", Note, ["never in", "once it runs, `pagelift attach --lift shared`"], starts(0));
+    assert_eq!(found_with(starts(64), "shmem-enabled"), []);
     let off = |inherited_from, except_advised| Some(SwitchedOff { inherited_from, except_advised });
     finds("thp-switched-off", Problem, ["manager[5]", "exec @ARGV' CMD"], |f| {
         f.thp.switched_off = off(Some((5, "manager".into())), false);
@@ -255,14 +291,23 @@ fn permissions() {
 #[test]
 fn memory() {
     use Severity::{Advice, Note};
-    finds("fragmentation", Advice, ["node 0: 3", "echo 1 > /proc/sys/vm/compact_memory"], |f| {
-        f.memory.nodes = vec![(0, 4096 * MIB, 6 * MIB)];
-    });
+    finds(
+        "fragmentation",
+        Advice,
+        ["node 0: 3, at most 2048 after compaction", "echo 1 > /proc/sys/vm/compact_memory"],
+        |f| {
+            f.memory.nodes = vec![free_memory(0, 4096, 6)];
+        },
+    );
     finds("fragmentation", Advice, ["4.0 GiB free", ""], |f| {
         // Blocks of a node that the process may not use do not count.
-        f.memory.nodes = vec![(0, 4096 * MIB, 0), (1, 4096 * MIB, 4096 * MIB)];
+        f.memory.nodes = vec![free_memory(0, 4096, 0), free_memory(1, 4096, 4096)];
     });
-    assert_eq!(found_with(|f| f.memory.nodes = vec![(0, 8 * MIB, 0)], "fragmentation"), [], "short is not in pieces");
+    assert_eq!(
+        found_with(|f| f.memory.nodes = vec![free_memory(0, 8, 0)], "fragmentation"),
+        [],
+        "short is not in pieces"
+    );
     finds("min-free", Advice, ["8192", "sysctl vm.min_free_kbytes=67584"], |f| f.memory.min_free_kib = Some(8192));
     finds("swap", Advice, ["5.0 MiB", "vm.swappiness"], |f| running_of(f).swapped = 5 * MIB);
     let scheme = |spares_mapped| DamonReclaim { place: "kdamonds/0".into(), spares_mapped };
@@ -330,6 +375,12 @@ fn what_only_root_sees_is_said() {
     (hidden.is_static, hidden.lifts) = (None, Vec::new());
     let verdict = examine(&facts).verdict;
     assert_eq!(verdict.run.as_deref(), Some("sudo pagelift doctor 7"));
+    facts.place.lacks_sudo = true;
+    assert_eq!(examine(&facts).verdict.run.as_deref(), Some("su -c 'pagelift doctor 7'"));
+    // Root is not sent to root.
+    facts.is_root = true;
+    let verdict = examine(&facts).verdict;
+    assert!(verdict.run.is_none() && verdict.summary.contains("the host's root may"), "{verdict:?}");
 }
 
 #[test]
@@ -337,10 +388,21 @@ fn programs_that_can_do_it_themselves() {
     use Severity::{Advice, Note};
     let plain = |f: &mut Facts| running_of(f).anonymous = (200 * MIB, 0);
     finds("heap", Advice, ["200.0 MiB of 200.0 MiB", "pagelift attach 7 --heap=thp"], plain);
-    finds("heap", Advice, ["heap of server", "large_pages=ON"], |f| {
-        plain(f);
-        program_of(f).known = Known::Mysql;
-    });
+    for known in [Known::Mysql, Known::Other] {
+        let off = |f: &mut Facts| {
+            plain(f);
+            program_of(f).known = known;
+            f.thp.switched_off = Some(SwitchedOff { except_advised: false, inherited_from: None });
+        };
+        finds("heap", Advice, ["heap of server", "pagelift attach --lift anon 7"], off);
+        let mut facts = healthy();
+        off(&mut facts);
+        let run = |facts: &Facts| examine(facts).verdict.run;
+        let all = "pagelift attach 7 --lift text,rodata,data,bss,heap,anon";
+        assert_eq!(run(&facts).as_deref(), Some(all));
+        program_of(&mut facts).planned = 0;
+        assert_eq!(run(&facts).as_deref(), Some("pagelift attach 7 --lift anon"));
+    }
     let as_known = |known: Known| {
         move |f: &mut Facts| {
             plain(f);
@@ -358,7 +420,7 @@ fn programs_that_can_do_it_themselves() {
         }
     };
     assert_eq!(found_with(with_option("-XX:+UseTransparentHugePages"), "java"), []);
-    finds("java", Advice, ["-Xmx of 1.0 GiB, and 64 pages", "echo 512 >"], with_option("-XX:+UseLargePages"));
+    assert_eq!(found_with(with_option("-XX:+UseLargePages"), "java"), []);
     finds("redis", Advice, ["forks copy", "echo madvise >"], |f| {
         program_of(f).known = Known::Redis;
         f.thp.general = Some("always".into());
@@ -367,38 +429,24 @@ fn programs_that_can_do_it_themselves() {
         program_of(f).known = Known::Node;
         program_of(f).environment = vec!["--use-largepages=on".into()];
     });
-    finds("shared-memory", Advice, ["100.0 MiB resident, 0 B", "nr_hugepages"], |f| {
-        program_of(f).known = Known::Postgres;
-        running_of(f).shared = (100 * MIB, 0);
-    });
     finds("shared-memory", Advice, ["100.0 MiB resident, 0 B", "pagelift attach --lift shared --all "], |f| {
         program_of(f).known = Known::Postgres;
-        (running_of(f).shared, running_of(f).liftable_shared) = ((100 * MIB, 0), 60 * MIB);
+        (running_of(f).shared, running_of(f).in_place.shared) = ((100 * MIB, 0), 60 * MIB);
     });
     finds("shared-memory", Advice, ["100.0 MiB resident, 0 B", "pagelift attach --lift shared "], |f| {
-        (running_of(f).shared, running_of(f).liftable_shared) = ((100 * MIB, 0), 60 * MIB);
+        (running_of(f).shared, running_of(f).in_place.shared) = ((100 * MIB, 0), 60 * MIB);
     });
+    let glibc =
+        |f: &mut Facts| program_of(f).allocator = Some((Family::Glibc { minor: Some(43) }, "glibc 2.43".into()));
+    finds("glibc-heap", Note, ["glibc 2.43 in the mode madvise", "glibc.malloc.hugetlb=0"], glibc);
+    let tuned = |f: &mut Facts| {
+        glibc(f);
+        program_of(f).environment = vec!["glibc.malloc.hugetlb=0".into()];
+    };
+    assert_eq!(found_with(tuned, "glibc-heap"), []);
     finds("elf-thp", Note, ["glibc 2.44", "GLIBC_TUNABLES=glibc.elf.thp=1 CMD"], |f| {
         program_of(f).allocator = Some((Family::Glibc { minor: Some(44) }, "glibc 2.44".into()));
     });
-}
-
-#[test]
-fn shared_memory_is_recommended_only_if_it_is_the_largest_part_and_can_be_lifted() {
-    let verdict = |anonymous: u64, liftable: u64| {
-        let mut facts = healthy();
-        let running = running_of(&mut facts);
-        (running.code, running.anonymous) = ((MIB, 0), (anonymous, 0));
-        (running.shared, running.liftable_shared) = ((100 * MIB, 0), liftable);
-        let pid = running.pid;
-        (examine(&facts).verdict.run.unwrap_or_default(), format!("pagelift attach --lift shared {pid}"))
-    };
-    let (run, expected) = verdict(50 * MIB, 80 * MIB);
-    assert_eq!(run.trim_start_matches("sudo "), expected);
-    for (anonymous, liftable) in [(200 * MIB, 80 * MIB), (50 * MIB, 40 * MIB)] {
-        let (run, expected) = verdict(anonymous, liftable);
-        assert_ne!(run.trim_start_matches("sudo "), expected);
-    }
 }
 
 #[test]
@@ -455,6 +503,11 @@ fn the_verdict_compares_with_the_reach_and_says_what_it_rests_on() {
     let (likely, based_on) = of_code(20 * MIB, true);
     assert!(likely.starts_with("0 to 10 %") && based_on.contains("8.0 MiB (measured)"), "{likely} {based_on}");
     assert!(based_on.contains("the host splits huge pages"), "{based_on}");
+    // Passes that differ give a range.
+    let mut differ = healthy();
+    differ.host.measured.as_mut().unwrap().code_reach = Some((4 * MIB, 30 * MIB));
+    let estimate = examine(&differ).verdict.estimates.remove(0);
+    assert!(estimate.likely.starts_with("0 to 2 %") && estimate.based_on.contains("4.0 MiB to 30.0 MiB (measured)"));
     // Without a measurement it is a range.
     let mut facts = healthy();
     facts.host.measured = None;
@@ -509,7 +562,7 @@ fn what_was_seen_in_use_outweighs_what_is_resident() {
     }];
     let based_on = &examine(&facts).verdict.estimates[0].based_on;
     assert!(based_on.contains("beside 1536 pages that the TLB was measured to hold"), "{based_on}");
-    // Without a known TLB what is resident is compared, with what CPUID tells of the entries if it does.
+    // Without a known TLB the resident bytes are compared with the entries in CPUID, if it has them.
     assert!(of_code(InUse::Unknown, Some((512, 2048))).1.contains("2.0 MiB (from CPUID)"));
 }
 
@@ -517,15 +570,14 @@ fn what_was_seen_in_use_outweighs_what_is_resident() {
 fn where_nothing_can_be_lifted_no_gain_is_promised() {
     let without = |change: &dyn Fn(&mut ProgramFacts)| {
         let mut facts = healthy();
-        program_of(&mut facts).lifts = Vec::new();
+        (program_of(&mut facts).lifts, program_of(&mut facts).planned) = (Vec::new(), 0);
+        running_of(&mut facts).all.1 = 0;
         change(program_of(&mut facts));
         let verdict = examine(&facts).verdict;
         assert_eq!((&verdict.estimates, &verdict.measure), (&Vec::new(), &None));
         (verdict.summary, verdict.run.unwrap_or_default())
     };
     assert!(without(&|_| {}).0.starts_with("leave server as it is"));
-    let done = |program: &mut ProgramFacts| program.running.as_mut().unwrap().code = (20 * MIB, 18 * MIB);
-    assert_eq!(without(&done).0, "server already has its code on huge pages");
     let script = |program: &mut ProgramFacts| (program.running, program.interpreter) = (None, Some("env".to_owned()));
     assert!(without(&script).0.contains("a script that env runs"));
     let java = |program: &mut ProgramFacts| {
@@ -533,55 +585,4 @@ fn where_nothing_can_be_lifted_no_gain_is_promised() {
         program.environment = vec!["JAVA_TOOL_OPTIONS=-XX:+UseLargePages".to_owned()];
     };
     assert_eq!(without(&java).1, "pagelift run --via preload -- /usr/sbin/server '--name=a b'");
-}
-
-#[test]
-fn the_program_s_own_way_is_recommended_where_it_suffices() {
-    let of = |change: &dyn Fn(&mut ProgramFacts)| {
-        let mut facts = healthy();
-        let program = program_of(&mut facts);
-        program.running = None;
-        program.allocator = Some((Family::Glibc { minor: Some(44) }, "glibc 2.44".into()));
-        program.lifts = vec![(Source::File, 20 * MIB)];
-        change(program);
-        let verdict = examine(&facts).verdict;
-        (verdict.run.unwrap_or_default(), verdict.measure.unwrap_or_default())
-    };
-    let native = "GLIBC_TUNABLES=glibc.elf.thp=1 /usr/sbin/server '--name=a b'";
-    let (run, measure) = of(&|_| {});
-    assert_eq!(run, native);
-    assert!(measure.starts_with("pagelift bench --against \"env GLIBC_TUNABLES=glibc.elf.thp=1 "), "{measure}");
-    let by_pagelift = "pagelift run -- /usr/sbin/server '--name=a b'";
-    assert_eq!(of(&|program| program.lifts.push((Source::Thp, MIB))).0, by_pagelift, "more than the page cache holds");
-    let older = |program: &mut ProgramFacts| {
-        program.allocator = Some((Family::Glibc { minor: Some(43) }, "glibc 2.43".into()));
-    };
-    assert_eq!(of(&older).0, by_pagelift);
-    assert_eq!(of(&|program| program.environment = vec!["glibc.elf.thp=1".to_owned()]).0, by_pagelift, "it is set");
-    let java = of(&|program| program.known = Known::Java);
-    assert_eq!(java.0, "/usr/sbin/server -XX:+UseTransparentHugePages '--name=a b'");
-}
-
-/// A process chooses its command line, its cgroup and the names of its files.
-#[test]
-fn no_command_has_words_of_a_process_unquoted() {
-    const EVIL: &str = "x'; touch /tmp/reached; '\u{1b}[31m";
-    let mut facts = healthy();
-    facts.thp.switched_off = Some(SwitchedOff { inherited_from: Some((5, "manager".into())), except_advised: false });
-    facts.permission.unit = Some(EVIL.to_owned());
-    facts.permission.seccomp = Some(2);
-    let program = program_of(&mut facts);
-    program.command = vec![EVIL.to_owned(), "$(touch /tmp/reached)".to_owned()];
-    program.allocator = Some((Family::Glibc { minor: Some(44) }, "glibc 2.44".into()));
-    let elsewhere = vec![NodeBytes { node: 0, bytes: 2 * MIB }];
-    running_of(&mut facts).far_pages = vec![FarPages { path: EVIL.to_owned(), home: 1, of: 6 * MIB, elsewhere }];
-    for known in [Known::Other, Known::Java] {
-        program_of(&mut facts).known = known;
-        let report = examine(&facts);
-        let fixes = report.findings.iter().filter_map(|finding| finding.fix.as_ref());
-        let commands: Vec<String> = fixes.flat_map(|fix| fix.typed(false)).collect();
-        assert!(commands.len() > 3, "{commands:?}");
-        let all = commands.into_iter().chain(report.verdict.run).chain(report.verdict.measure);
-        all.for_each(|command| assert!(!command.contains("touch"), "{command}"));
-    }
 }

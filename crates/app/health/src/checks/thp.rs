@@ -1,15 +1,21 @@
 //! Transparent huge pages (`Documentation/admin-guide/mm/transhuge.rst`).
 
 use super::{fine, found};
-use crate::facts::{Facts, SwitchedOff};
+use crate::facts::{Facts, Khugepaged, Known, ProgramFacts, RunningFacts, SwitchedOff};
 use crate::finding::{Fix, Outcome, Severity};
+use crate::pool_need::usual_pool;
+use address_space::format_bytes;
 use foreign_text::quoted;
 use machine_facts::THP;
+use session::shared::InPlaceAmounts;
 
 /// Entries of a page table that khugepaged may find empty and still collapse, above which memory grows without bound.
 const MANY_EMPTY: f64 = 0.9;
 /// Divisor of the entries of a page table: khugepaged then collapses only where seven eighths are in use.
 const FEW_EMPTY: u64 = 8;
+
+/// Shared memory that is worth a setting.
+const MUCH_SHARED: u64 = 64 << 20;
 
 /// `enabled`, general and of the usual size.
 pub fn mode(facts: &Facts) -> Vec<Outcome> {
@@ -44,7 +50,7 @@ pub fn mode(facts: &Facts) -> Vec<Outcome> {
     )
 }
 
-/// The mode of each size that has one of its own (Linux 6.8).
+/// The mode of each size that has its own (Linux 6.8).
 fn by_size(facts: &Facts) -> String {
     let sizes: Vec<String> = facts.thp.sizes.iter().map(|(size, mode)| format!("{size} {mode}")).collect();
     match (&facts.thp.general, sizes.is_empty()) {
@@ -136,4 +142,79 @@ pub fn bloat(facts: &Facts) -> Vec<Outcome> {
         format!("it makes {size} resident where a program has touched one page of {}", facts.base_page),
         Some(Fix::write(entries / FEW_EMPTY, format!("{THP}/khugepaged/max_ptes_none"))),
     )
+}
+
+/// Reports whether khugepaged makes progress. Memory that was touched before it was advised depends on its speed.
+pub fn khugepaged(facts: &Facts) -> Vec<Outcome> {
+    let Some(Khugepaged { compacts, pages, pause }) = facts.thp.khugepaged else { return Vec::new() };
+    if facts.thp.size.is_none() || facts.thp_mode() == Some("never") {
+        return Vec::new();
+    }
+    let bytes = pages.saturating_mul(facts.base_page.bytes());
+    let speed = format!("{} every {:.1} s", format_bytes(bytes), pause as f64 / 1e3);
+    match (pages, compacts) {
+        (0, _) => found(
+            Severity::Note,
+            "khugepaged does nothing",
+            format!("0 in {THP}/khugepaged/pages_to_scan"),
+            "4096, the kernel's default",
+            "memory that was touched before it was advised stays on base pages; `pagelift attach` collapses it at once",
+            Some(Fix::write(4096, format!("{THP}/khugepaged/pages_to_scan"))),
+        ),
+        (_, false) => found(
+            Severity::Note,
+            "khugepaged does not compact memory",
+            format!("0 in {THP}/khugepaged/defrag; it scans {speed}"),
+            "1, the kernel's default",
+            "it collapses only while whole free blocks are left",
+            Some(Fix::write(1, format!("{THP}/khugepaged/defrag"))),
+        ),
+        _ => fine(format!("khugepaged scans {speed}, in processes with advised memory{}", everywhere(facts))),
+    }
+}
+
+fn everywhere(facts: &Facts) -> &'static str {
+    if facts.thp_mode() == Some("always") { " and in all others" } else { "" }
+}
+
+/// Shared memory that the kernel has not aligned for huge pages, or would not align at the next start.
+pub fn shared(facts: &Facts) -> Vec<Outcome> {
+    let Some(word) = facts.thp.shared.as_deref() else { return Vec::new() };
+    let is_off = matches!(word, "never" | "deny");
+    let in_words = match &facts.program {
+        Some(ProgramFacts { running: Some(running), .. }) => unaligned(running),
+        Some(program) if is_off && program.known == Known::Postgres && has_no_pool(facts) => {
+            Some("a server with shared memory, and no pages in the pool".to_owned())
+        }
+        _ => None,
+    };
+    let Some(in_words) = in_words else { return fine(format!("shmem_enabled: {word}")) };
+    let (starts, then) = match facts.running() {
+        Some(_) => ("restart the program, and `pagelift attach --lift shared` lifts it", "then "),
+        None => ("once it runs, `pagelift attach --lift shared` lifts it", ""),
+    };
+    let fix = match is_off {
+        true => Fix::write("advise", format!("{THP}/shmem_enabled"))
+            .with_note(format!("{then}{starts}; a file in /etc/tmpfiles.d keeps the setting")),
+        false => Fix::by_hand(starts),
+    };
+    found(
+        Severity::Note,
+        "shared memory is not aligned for huge pages",
+        format!("{word} in {THP}/shmem_enabled; {in_words}"),
+        "advise, when the program starts",
+        "the kernel aligns shared memory only if the setting permits huge pages; it creates none by itself",
+        Some(fix),
+    )
+}
+
+/// Describes shared memory that was not aligned, if there is much.
+fn unaligned(running: &RunningFacts) -> Option<String> {
+    let InPlaceAmounts { shared, unaligned_shared, .. } = running.in_place;
+    let has_much = running.on_pool() == 0 && unaligned_shared >= MUCH_SHARED;
+    has_much.then(|| format!("{} not aligned, {} can be lifted", format_bytes(unaligned_shared), format_bytes(shared)))
+}
+
+fn has_no_pool(facts: &Facts) -> bool {
+    usual_pool(facts).is_none_or(|pool| pool.available == 0)
 }

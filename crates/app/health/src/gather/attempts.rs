@@ -11,16 +11,16 @@ use perf_event::Builder;
 use perf_event::events::{Event, Hardware, Software};
 use std::io;
 use std::time::Duration;
-use tlb_probe::{Options, Probe};
-use working_set::{HeldPages, Reach};
+use translation::tlb_probe::{Options, Probe};
+use translation::working_set::{HeldPages, Reach};
 
-/// How long the probe takes, and how much memory it visits: enough to tell a split huge page from a whole one.
+/// The probe's duration and memory: enough to distinguish a split huge page from a whole one.
 const PROBE_TIME: Duration = Duration::from_secs(3);
 /// On a CPU that is too slow for it.
 const MOST_PROBE_TIME: Duration = Duration::from_secs(9);
 const PROBE_MEMORY: u64 = 256 << 20;
 
-/// What was tried and measured.
+/// The attempts and measurements.
 pub struct Tried {
     pub(super) attempts: Vec<(Feature, Attempt)>,
     pub(super) thp_setting: Option<ThpSetting>,
@@ -30,7 +30,7 @@ pub struct Tried {
 }
 
 impl Tried {
-    /// The reach of this machine's TLBs: as measured, else as CPUID tells.
+    /// The reach of this machine's TLBs: as measured, otherwise from CPUID.
     pub fn reach(&self) -> Reach {
         Reach::of_this_cpu().with_measured(self.held)
     }
@@ -98,7 +98,7 @@ fn count(event: impl Event) -> Attempt {
 fn measure() -> Probe {
     let available = machine_facts::machine_facts(std::process::id() as i32).memory_available;
     let memory = PROBE_MEMORY.min(available / 4).next_multiple_of(base_page().bytes());
-    tlb_probe::probe(&Options { time: PROBE_TIME, most: MOST_PROBE_TIME, memory })
+    translation::tlb_probe::probe(&Options { time: PROBE_TIME, most: MOST_PROBE_TIME, memory })
 }
 
 fn held(probe: &Probe) -> HeldPages {
@@ -110,8 +110,8 @@ fn measured(probe: &Probe) -> Measured {
     Measured {
         splintered: verdict.and_then(|verdict| Some(verdict.splintered? && verdict.virtual_machine != Some(false))),
         needed: verdict.and_then(|verdict| verdict.needed),
-        reach: probe.data.reach(),
-        code_reach: probe.code.reach(),
+        reach: probe.data.reaches,
+        code_reach: probe.code.reaches,
         translation: verdict.map(|verdict| (verdict.data.footprint, verdict.data.base, verdict.data.huge)),
     }
 }

@@ -1,15 +1,29 @@
 //! The machine, from its files in /proc and /sys.
 
-use crate::facts::{DamonReclaim, HostFacts, Measured, MeasuringFacts, MemoryFacts, PoolFacts, ThpFacts};
+use crate::facts::{
+    DamonReclaim, FreeMemory, HostFacts, Khugepaged, Measured, MeasuringFacts, MemoryFacts, Place, PoolFacts, ThpFacts,
+};
 use address_space::PageSize;
-use machine_facts::{Files, PoolCounts, THP, chosen_word, meminfo_bytes, node_numbers, pool_counts};
-use std::collections::BTreeMap;
-use working_set::{Holds, PageClass, Reach};
+use machine_facts::{
+    Files, FreeBlocks, PoolCounts, THP, chosen_word, free_blocks, meminfo_bytes, node_numbers, pool_counts,
+};
+use nix::sys::statvfs::{FsFlags, statvfs};
+use translation::working_set::{Holds, PageClass, Reach};
 
 const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 const DAMON_MODULE: &str = "/sys/module/damon_reclaim/parameters";
 /// Most kdamonds, contexts of one and schemes of one that are read.
 const MOST_OF_DAMON: usize = 16;
+
+/// Where this process runs.
+pub fn place() -> Place {
+    let is_read_only = |path: &str| statvfs(path).is_ok_and(|found| found.flags().contains(FsFlags::ST_RDONLY));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    Place {
+        is_read_only: ["/sys", "/proc/sys"].into_iter().any(is_read_only),
+        lacks_sudo: !std::env::split_paths(&path).any(|folder| folder.join("sudo").exists()),
+    }
+}
 
 /// Transparent huge pages, without any process's own setting.
 pub fn thp(files: &impl Files, size: Option<PageSize>) -> ThpFacts {
@@ -23,8 +37,16 @@ pub fn thp(files: &impl Files, size: Option<PageSize>) -> ThpFacts {
         sizes,
         defrag: word("defrag"),
         max_ptes_none: files.number(&format!("{THP}/khugepaged/max_ptes_none")),
+        khugepaged: khugepaged(files),
+        shared: word("shmem_enabled"),
         switched_off: None,
     }
+}
+
+fn khugepaged(files: &impl Files) -> Option<Khugepaged> {
+    let number = |name: &str| files.number(&format!("{THP}/khugepaged/{name}"));
+    let compacts = number("defrag")? != 0;
+    Some(Khugepaged { compacts, pages: number("pages_to_scan")?, pause: number("scan_sleep_millisecs")? })
 }
 
 /// The pools, with the part of each node.
@@ -42,9 +64,11 @@ pub fn pools(files: &impl Files) -> Vec<PoolFacts> {
 /// Memory.
 pub fn memory(files: &impl Files, base: PageSize, huge: Option<PageSize>) -> MemoryFacts {
     let buddies = files.text("/proc/buddyinfo").unwrap_or_default();
+    let nodes = free_blocks(files);
     let meminfo = files.text("/proc/meminfo").unwrap_or_default();
     MemoryFacts {
-        nodes: huge.map(|huge| free_blocks(&buddies, base, huge)).unwrap_or_default(),
+        nodes: huge
+            .map_or_else(Vec::new, |huge| nodes.iter().filter_map(|node| free_memory(node, base, huge)).collect()),
         online: node_numbers(files),
         zones: buddies.lines().count() as u64,
         min_free_kib: files.number("/proc/sys/vm/min_free_kbytes"),
@@ -56,8 +80,8 @@ pub fn memory(files: &impl Files, base: PageSize, huge: Option<PageSize>) -> Mem
     }
 }
 
-/// The running schemes of DAMON that page out physical memory: those of the module and those that were set up by hand; `None`
-/// where there are some that only root may read.
+/// The running schemes of DAMON that page out physical memory: those of the module and those that were set up manually;
+/// `None` if there are some that only root may read.
 fn damon(files: &impl Files) -> Option<Vec<DamonReclaim>> {
     let word = |path: &str| files.text(path).map(|text| text.trim().to_owned());
     let is = |path: &str, value: &str| word(path).as_deref() == Some(value);
@@ -89,31 +113,17 @@ fn damon(files: &impl Files) -> Option<Vec<DamonReclaim>> {
     Some(found)
 }
 
-/// Returns for each node its number, free bytes, and bytes of these in blocks of a huge page or larger; nothing where the
-/// kernel counts no blocks of that size. A line is `Node 0, zone Normal` with a count for each power of two of pages
-/// (`Documentation/filesystems/proc.rst`).
-fn free_blocks(buddies: &str, base: PageSize, huge: PageSize) -> Vec<(u32, u64, u64)> {
-    let order = huge.log2().saturating_sub(base.log2()) as usize;
-    let mut nodes: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-    for line in buddies.lines() {
-        let mut words = line.split_whitespace();
-        let node = words.nth(1).and_then(|word| word.trim_end_matches(',').parse().ok());
-        let counts: Vec<u64> = words.skip(2).filter_map(|word| word.parse().ok()).collect();
-        let Some(node) = node.filter(|_| counts.len() > order) else { continue };
-        let bytes = |(order, count): (usize, &u64)| count.saturating_mul(base.bytes() << order);
-        let all = counts.iter().enumerate().map(bytes).fold(0, u64::saturating_add);
-        let large = counts.iter().enumerate().skip(order).map(bytes).fold(0, u64::saturating_add);
-        let sum = nodes.entry(node).or_default();
-        *sum = (sum.0.saturating_add(all), sum.1.saturating_add(large));
-    }
-    nodes.into_iter().map(|(node, (free, large))| (node, free, large)).collect()
+/// Returns the free memory of a node; `None` where the kernel counts no blocks of the size of a huge page.
+fn free_memory(node: &FreeBlocks, base: PageSize, huge: PageSize) -> Option<FreeMemory> {
+    let in_blocks = node.pages_of(huge, base)? * huge.bytes();
+    Some(FreeMemory { node: node.node, free: node.bytes(base), in_blocks })
 }
 
 /// The host.
 pub fn host(files: &impl Files, measured: Option<Measured>) -> HostFacts {
     let line = |path: &str| files.text(path).map(|text| text.trim().to_owned());
     HostFacts {
-        virtual_machine: tlb_probe::is_virtual_machine(),
+        virtual_machine: translation::tlb_probe::is_virtual_machine(),
         nx_huge_pages: line("/sys/module/kvm/parameters/nx_huge_pages"),
         itlb_multihit: line("/sys/devices/system/cpu/vulnerabilities/itlb_multihit"),
         measured,
@@ -125,7 +135,7 @@ fn entries(reach: &Reach) -> Option<(u64, u64)> {
     reach.entries(Holds::Code, PageClass::Base).zip(reach.entries(Holds::Data, PageClass::Base))
 }
 
-/// What measuring needs.
+/// The requirements of measuring.
 pub fn measuring(files: &impl Files, tracepoints: bool) -> MeasuringFacts {
     let paranoid = files.text("/proc/sys/kernel/perf_event_paranoid").and_then(|text| text.trim().parse().ok());
     MeasuringFacts { paranoid, tracepoints }
@@ -169,14 +179,12 @@ mod tests {
     }
 
     #[test]
-    fn free_blocks_are_counted_by_node() {
-        let text = "Node 0, zone      DMA      0 1 0 0 0 0 0 0 0 1 3 \n\
-                    Node 0, zone   Normal      4 0 0 0 0 0 0 0 0 0 0 \n\
-                    Node 1, zone   Normal      1 0 0 0 0 0 0 0 0 2 0 \nnonsense\n";
-        let found = free_blocks(text, size(4096), size(2 << 20));
-        let large = (2 << 20) + 3 * (4 << 20);
-        assert_eq!(found, [(0, large + 8192 + 4 * 4096, large), (1, (4 << 20) + 4096, 4 << 20)]);
-        assert!(free_blocks(text, size(4096), size(1 << 30)).is_empty(), "blocks of that size are not counted");
+    fn free_memory_in_blocks_of_a_huge_page_is_a_part_of_all_that_is_free() {
+        let node = FreeBlocks { node: 1, by_order: vec![4, 2, 0, 0, 0, 0, 0, 0, 0, 1, 3] };
+        let in_blocks = (2 << 20) + 3 * (4 << 20);
+        let free = in_blocks + 4 * 4096 + 2 * 8192;
+        assert_eq!(free_memory(&node, size(4096), size(2 << 20)), Some(FreeMemory { node: 1, free, in_blocks }));
+        assert_eq!(free_memory(&node, size(4096), size(1 << 30)), None, "blocks of that size are not counted");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod attempts;
 mod machine;
+mod own_settings;
 mod process;
 mod program;
 
@@ -12,11 +13,12 @@ use linux::pages::{base_page, transparent_huge_page};
 use linux::release::kernel_release;
 use machine_facts::{Cgroups, Files, POOLS, System, pools_at, usual_huge_page};
 use session::SessionError;
+use session::inspect::KnownFile;
 use std::fs::File;
 use std::path::PathBuf;
-use working_set::PartVerdict;
+use translation::working_set::PartVerdict;
 
-/// What is examined.
+/// The examined subject.
 pub enum Subject {
     /// The machine alone.
     Machine,
@@ -30,13 +32,15 @@ pub enum Subject {
         path: PathBuf,
         /// That file, opened before rights were given up.
         file: File,
+        /// The file in the page cache as a start would prepare it, read before rights were given up.
+        known: Option<Box<KnownFile>>,
         /// It is the interpreter of a script.
         is_script: bool,
     },
 }
 
-/// Gathers the facts. What this user may not see is left out. `used` is what of a process is in use, where that was
-/// measured.
+/// Gathers the facts. Facts that this user may not read are omitted. `used` are the parts of a process that are in use,
+/// if that was measured.
 ///
 /// # Errors
 /// There is no such process, or the command's file is no program.
@@ -50,12 +54,13 @@ pub fn gather(tried: Tried, subject: &Subject, used: Vec<PartVerdict>) -> Result
     let program = match subject {
         Subject::Machine => None,
         Subject::Process(pid) => Some(program::of_process(*pid, huge_page)?),
-        Subject::Command { words, path, file, is_script } => {
-            Some(program::of_command(words, path, file, *is_script, huge_page)?)
+        Subject::Command { words, path, file, known, is_script } => {
+            Some(program::of_command(words, path, (file, known.as_deref()), *is_script, huge_page)?)
         }
     };
     let except_advised = pid == own && tried.thp_setting == Some(linux::features::ThpSetting::ExceptAdvised);
     Ok(Facts {
+        place: machine::place(),
         is_root: nix::unistd::geteuid().is_root(),
         release: kernel_release(),
         base_page,
@@ -82,8 +87,8 @@ fn mappings(program: Option<&(ProgramFacts, Option<u64>)>) -> Option<u64> {
     program.and_then(|(_, mappings)| *mappings)
 }
 
-/// Where a process has no transparent huge pages of its own: whether an ancestor has none either. A shell that runs
-/// `doctor` counts as the ancestor of the command, so that `own` is passed over.
+/// If a process has disabled transparent huge pages for itself: whether an ancestor has, too. A shell that runs
+/// `doctor` counts as the ancestor of the command, so `own` is skipped.
 fn switched_off(files: &impl Files, pid: i32, own: i32, except_advised: bool) -> Option<SwitchedOff> {
     let is_off = |pid: i32| machine_facts::is_thp_off(&files.text(&format!("/proc/{pid}/status")).unwrap_or_default());
     if except_advised || !is_off(pid) {
@@ -95,7 +100,7 @@ fn switched_off(files: &impl Files, pid: i32, own: i32, except_advised: bool) ->
         next = process::parent(files, ancestor);
     }
     let named = |pid: i32| (pid, process::name(files, pid));
-    // What this process made by itself, `doctor` did not: its starter did, by executing it.
+    // If this process itself has the setting, `doctor` did not make it: its starter did, by executing it.
     let oldest = oldest.or((pid == own).then_some(pid));
     Some(SwitchedOff { except_advised, inherited_from: oldest.map(named) })
 }

@@ -17,7 +17,7 @@ pub fn field_bytes(status: &str, name: &str) -> Option<u64> {
     field(status, name)?.strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The parent; `None` for the first process, and where it is in another PID namespace.
+/// The parent; `None` for the first process, and if it is in another PID namespace.
 pub fn parent(files: &impl Files, pid: i32) -> Option<i32> {
     let status = files.text(&format!("/proc/{pid}/status"))?;
     field(&status, "PPid")?.parse().ok().filter(|parent| *parent > 0)
@@ -29,7 +29,7 @@ pub fn name(files: &impl Files, pid: i32) -> String {
     printable(name.trim_end_matches('\n'))
 }
 
-/// What process `pid` may do.
+/// The rights of process `pid`.
 pub fn permission(files: &impl Files, pid: i32, status: &str, mappings: Option<u64>) -> PermissionFacts {
     let limits = files.text(&format!("/proc/{pid}/limits")).unwrap_or_default();
     let cgroup = files.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -42,7 +42,8 @@ pub fn permission(files: &impl Files, pid: i32, status: &str, mappings: Option<u
         locked: field_bytes(status, "VmLck").unwrap_or(0),
         most_mappings: files.number("/proc/sys/vm/max_map_count").unwrap_or(USUAL_MOST_MAPPINGS),
         mappings,
-        unit: unit(&cgroup),
+        // Without systemd (sd_booted(3)) nothing can be asked about a unit.
+        unit: unit(&cgroup).filter(|_| files.names_in("/run/systemd").iter().any(|name| name == "system")),
     }
 }
 

@@ -1,40 +1,51 @@
 //! The program, from its files and, where it runs, from /proc.
 
+use super::own_settings::{Observed, Release, of_java, own_pages, release_in};
 use super::process::{field, field_bytes};
 use crate::facts::{Known, ProgramFacts, RunningFacts};
 use address_space::{ElfImage, ElfKind, MappingName, MappingUsage, PageSize};
 use heap_choice::{Environment, Program};
 use lift_plan::{CacheShortfall, Plan, Policy, Reason, Shortfall, Source};
-use linux::pages::{base_page, transparent_huge_page};
+use linux::pages::base_page;
 use machine_facts::{Files, System};
 use process_view::{
-    ObjectReader, ObservationError, ProcessFiles, ProcessMemory, open_in_root, open_regular_file, printable,
+    ObjectReader, ObservationError, ProcessFiles, ProcessMemory, open_executed, open_in_root, open_regular_file,
+    printable,
 };
 use session::heap::HeapPlan;
-use session::inspect::{Inspection, Pools, inspect_file, inspect_process};
+use session::inspect::{KnownFile, Pools, inspect_file, inspect_process};
+use session::shared::InPlaceAmounts;
+use session::start::Payment;
 use session::status::far_pages_of;
 use session::{SessionError, program_name};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Shared objects that are looked at beside a program that does not run yet.
+/// Shared objects that are examined besides a program that does not run yet.
 const MOST_OBJECTS: usize = 16;
 /// Longest command that is shown whole, in bytes.
 const LONGEST_COMMAND: usize = 4096;
+/// Longest file of settings that is read, in bytes.
+const LONGEST_SETTINGS: u64 = 1 << 20;
+/// Bytes of a program's file that are searched for its release.
+const LONGEST_PROGRAM: u64 = 64 << 20;
 /// Variables that ask for huge pages.
 const VARIABLES: [&str; 5] =
     ["JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "NODE_OPTIONS", "GLIBC_TUNABLES"];
 
 type WithMappings = (ProgramFacts, Option<u64>);
 
-/// The program of a process. What this user may not see of it is left out.
+/// The program of a process. Facts that this user may not read are omitted.
 pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, SessionError> {
     let command = command_of(&ProcessFiles::of(pid));
     let file_name = program_name(pid);
-    let mut facts = empty(ProcessFiles::of(pid).name().unwrap_or_else(|_| file_name.clone()), String::new(), command);
+    let mut facts = empty(printable(&file_name), String::new(), command);
     if facts.known == Known::Other {
-        facts.known = known(&file_name, "");
+        let comm = ProcessFiles::of(pid).name().unwrap_or_default();
+        facts.known = known(&comm, "");
     }
     let memory = match ProcessMemory::read(pid) {
         Ok(memory) => memory,
@@ -48,10 +59,21 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
         let why = format!("{}[{pid}] has no memory of its own: it is a kernel thread, or has ended", facts.name);
         return Err(SessionError::Refused(why));
     }
-    facts.running = Some(RunningFacts { far_pages: far_pages_of(&memory), ..running(pid, &memory.usages) });
+    let (far_pages, in_place) = (far_pages_of(&memory), InPlaceAmounts::of(&memory));
+    facts.running = Some(RunningFacts { far_pages, in_place, ..running(pid, &memory.usages) });
     facts.environment = environment_of(&ProcessFiles::of(pid));
+    let process = ProcessFiles::of(pid);
+    let words = server_command(facts.known, &facts.command, pid);
+    let opened = || open_executed(&process).ok().flatten().map(|(file, _)| file);
+    let observed = Observed { mariadb: mariadb(facts.known, opened), ..observed(&memory.usages) };
+    facts.own_pages = own_pages(facts.known, &words, &RootOf::of(&process, pid), observed);
+    take_java(&mut facts);
     let inspection = inspect_process(pid, &Policy::default(), Pools::AsTheyAre)?;
     take_plan(&mut facts, &inspection.plan, huge);
+    facts.planned = inspection.adds();
+    if facts.lifts.is_empty() {
+        facts.pool_pages = pool_pages(&inspect_process(pid, &Policy::default(), Pools::Plentiful)?.plan, huge);
+    }
     take_heap(&mut facts, inspection.heap.as_ref());
     let objects = &memory.objects.objects;
     if let Some(executable) = memory.objects.executable() {
@@ -72,7 +94,7 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
 pub fn of_command(
     words: &[String],
     path: &Path,
-    file: &File,
+    (file, known): (&File, Option<&KnownFile>),
     is_script: bool,
     huge: Option<PageSize>,
 ) -> Result<WithMappings, SessionError> {
@@ -85,7 +107,12 @@ pub fn of_command(
     }
     let environment = Environment::of_this_process();
     facts.environment = VARIABLES.iter().filter_map(|name| environment.get(name)).map(str::to_owned).collect();
-    let inspection = inspect_file(path, file, &Policy::default(), Pools::AsTheyAre)?;
+    let observed = Observed { mariadb: mariadb(facts.known, || file.try_clone().ok()), ..Observed::default() };
+    facts.own_pages = own_pages(facts.known, words, &OwnFiles, observed);
+    take_java(&mut facts);
+    let policy = Policy::default();
+    let start = (known, Payment::usual(policy.pages), Pools::AsTheyAre);
+    let inspection = inspect_file(path, file, &policy, start)?;
     take_heap(&mut facts, inspection.heap.as_ref());
     let mut reader = ObjectReader::new();
     let program = Program::of_file(path, file, &environment).ok().flatten().unwrap_or_default();
@@ -93,7 +120,6 @@ pub fn of_command(
         take_image(&mut facts, image);
     }
     let libraries = program.libraries.iter().map(|library| library.path.as_path()).take(MOST_OBJECTS);
-    let mut plan = Plan::default();
     for object in std::iter::once(path).chain(libraries) {
         let code = reader.read_ahead(object).map_or(0, code_of);
         if !is_large(code, huge) {
@@ -101,18 +127,12 @@ pub fn of_command(
         }
         facts.code = (facts.code.0 + code, facts.code.1 + 1);
         take_folios(&mut facts, &object.display().to_string(), open_regular_file(object).ok().flatten());
-        if let Some(inspection) = inspect(object) {
-            plan.lifts.extend(inspection.plan.lifts);
-            plan.refusals.extend(inspection.plan.refusals);
-        }
     }
-    take_plan(&mut facts, &plan, huge);
+    // Where libraries are loaded is not known before the start.
+    take_plan(&mut facts, &inspection.plan, huge);
+    (facts.planned, facts.to_prepare) = (inspection.plan.planned(), inspection.to_prepare);
+    facts.postponed = inspection.postponed;
     Ok((facts, None))
-}
-
-fn inspect(path: &Path) -> Option<Inspection> {
-    let file = open_regular_file(path).ok()??;
-    inspect_file(path, &file, &Policy::default(), Pools::AsTheyAre).ok()
 }
 
 fn empty(name: String, path: String, command: Vec<String>) -> ProgramFacts {
@@ -125,6 +145,7 @@ fn empty(name: String, path: String, command: Vec<String>) -> ProgramFacts {
         is_static: None,
         fixed_base: false,
         allocator: None,
+        heap_choice: None,
         code: (0, 0),
         lifts: Vec::new(),
         pool_pages: 0,
@@ -132,10 +153,14 @@ fn empty(name: String, path: String, command: Vec<String>) -> ProgramFacts {
         refused: None,
         running: None,
         environment: Vec::new(),
+        own_pages: None,
+        planned: 0,
+        postponed: None,
+        to_prepare: 0,
     }
 }
 
-/// What is known of a program, by the name of its file or of its call: on Debian redis-server is a link to
+/// The facts about a program, by the name of its file or of its call: on Debian redis-server is a link to
 /// redis-check-rdb.
 fn known(file: &str, called: &str) -> Known {
     let called = called.split(' ').next().unwrap_or_default();
@@ -164,20 +189,28 @@ fn take_image(facts: &mut ProgramFacts, image: &ElfImage) {
     facts.fixed_base = image.kind == ElfKind::FixedAddress;
 }
 
+fn take_java(facts: &mut ProgramFacts) {
+    if facts.known == Known::Java {
+        let environment = facts.environment.iter().flat_map(|value| value.split_whitespace());
+        facts.own_pages = of_java(environment.chain(facts.command.iter().map(String::as_str)));
+    }
+}
+
 fn take_heap(facts: &mut ProgramFacts, plan: Option<&HeapPlan>) {
     let Some(plan) = plan else { return };
     let text = plan.allocator.to_string();
     let name = text.split(" (").next().unwrap_or(&text).to_owned();
     facts.allocator = Some((plan.allocator.family.clone(), name));
+    facts.heap_choice = Some(plan.line());
 }
 
-/// What would be lifted of what is never written, and what most of it stays for.
+/// The parts that are never written and would be lifted, and the main reason for the rest.
 fn take_plan(facts: &mut ProgramFacts, plan: &Plan, huge: Option<PageSize>) {
     let mut by_source: BTreeMap<Source, u64> = BTreeMap::new();
     for lift in plan.lifts.iter().filter(|lift| !lift.protection.write) {
         *by_source.entry(lift.attempts[0].source).or_default() += lift.range.len();
-        facts.pool_pages += huge.map_or(0, |huge| huge.pages_for(lift.range.len()));
     }
+    facts.pool_pages = pool_pages(plan, huge);
     facts.lifts = by_source.into_iter().collect();
     let counts = |reason: &Reason| {
         // The first belong to every program; the others have checks of their own.
@@ -190,9 +223,13 @@ fn take_plan(facts: &mut ProgramFacts, plan: &Plan, huge: Option<PageSize>) {
                 | Reason::ThpOffInProcess
                 | Reason::NoThp
                 | Reason::SmallFolios(_)
+                | Reason::FileStays(_)
+                | Reason::FileWritable
+                | Reason::FileMisplaced { .. }
                 | Reason::PoolTooSmall { .. }
                 | Reason::PoolLimited { .. }
                 | Reason::Mappings { .. }
+                | Reason::Unpaid { .. }
         )
     };
     let refusals = plan.refusals.iter().filter(|refusal| counts(&refusal.reason));
@@ -200,6 +237,12 @@ fn take_plan(facts: &mut ProgramFacts, plan: &Plan, huge: Option<PageSize>) {
     facts.refused = shortfall
         .filter(|shortfall| is_large(shortfall.bytes, huge))
         .map(|shortfall| (shortfall.bytes, shortfall.reason.to_string(), shortfall.reason.fix()));
+}
+
+/// Pages that all read-only memory of a plan would take from the pool.
+fn pool_pages(plan: &Plan, huge: Option<PageSize>) -> u64 {
+    let read_only = plan.lifts.iter().filter(|lift| !lift.protection.write);
+    huge.map_or(0, |huge| read_only.map(|lift| huge.pages_for(lift.range.len())).sum())
 }
 
 /// Why a file does not come into large folios, where that is known without trying.
@@ -210,7 +253,7 @@ fn take_folios(facts: &mut ProgramFacts, name: &str, file: Option<File>) {
     facts.small_folios.push((printable(name), CacheShortfall { why: why.to_owned(), fix }));
 }
 
-/// What is seen of a process, from smaps and what every user may read.
+/// The facts about a process, from smaps and from files that every user may read.
 fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
     let status = System.text(&format!("/proc/{pid}/status")).unwrap_or_default();
     let owner = field(&status, "Uid").and_then(|ids| ids.split_whitespace().next()?.parse::<u32>().ok());
@@ -226,7 +269,6 @@ fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
         usage.mapping.path().is_some_and(|path| !in_memory(path))
     };
     let is_shared = |usage: &MappingUsage| usage.mapping.shared && is_memory(usage) && !in_file(usage);
-    let (of_liftable, on_huge) = sum(&|usage| is_shared(usage) && may_be_lifted(usage));
     RunningFacts {
         pid,
         foreign: owner.is_some_and(|owner| owner != nix::unistd::geteuid().as_raw()),
@@ -236,7 +278,9 @@ fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
             private && is_memory(usage) && usage.mapping.path().is_none()
         }),
         shared: sum(&is_shared),
-        liftable_shared: of_liftable.saturating_sub(on_huge),
+        in_place: InPlaceAmounts::default(),
+        all: sum(&|_| true),
+        pool_mappings: pool_mappings(usages),
         swapped: field_bytes(&status, "VmSwap").unwrap_or(0),
         merged: merged.saturating_mul(base_page().bytes()),
         far_pages: Vec::new(),
@@ -244,14 +288,100 @@ fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
     }
 }
 
-/// True if blocks of a shared mapping can be collapsed in place: addresses agree with offsets, and neither the pool nor the program
-/// is in the way.
-fn may_be_lifted(usage: &MappingUsage) -> bool {
-    let mapping = &usage.mapping;
-    let agrees = |huge: PageSize| mapping.range.start().0.wrapping_sub(mapping.offset).is_multiple_of(huge.bytes());
-    let is_large = |huge: &PageSize| mapping.range.len() >= huge.bytes();
-    transparent_huge_page().filter(is_large).is_some_and(agrees)
-        && !["ht", "nh", "um"].iter().any(|flag| usage.has_flag(flag))
+/// Lengths of mappings of data on the pool. Code on the pool is there by a lift.
+fn pool_mappings(usages: &[MappingUsage]) -> Vec<u64> {
+    let is_data = |usage: &&MappingUsage| usage.has_flag("ht") && usage.mapping.protection.write;
+    usages.iter().filter(is_data).map(|usage| usage.mapping.range.len()).collect()
+}
+
+/// Returns facts about a running server's buffers from its mappings.
+fn observed(usages: &[MappingUsage]) -> Observed {
+    let longest = |fits: &dyn Fn(&MappingUsage) -> bool| {
+        usages.iter().filter(|usage| fits(usage)).map(|usage| usage.mapping.range.len()).max().unwrap_or(0)
+    };
+    let is_shared = |usage: &MappingUsage| {
+        usage.mapping.shared && usage.mapping.protection.write && (usage.has_flag("ht") || is_anonymous_shared(usage))
+    };
+    Observed { shared: longest(&is_shared), mariadb: None, runs: true }
+}
+
+/// The release of MariaDB, from the file that is executed.
+fn mariadb(known: Known, open: impl FnOnce() -> Option<File>) -> Option<Release> {
+    if known != Known::Mysql {
+        return None;
+    }
+    let file = open()?;
+    let length = file.metadata().ok()?.len().min(LONGEST_PROGRAM);
+    let mut bytes = vec![0; usize::try_from(length).ok()?];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    release_in(&bytes)
+}
+
+/// True for shared memory without a file: `mmap` with MAP_SHARED and MAP_ANONYMOUS, and System V segments.
+fn is_anonymous_shared(usage: &MappingUsage) -> bool {
+    usage.mapping.path().is_some_and(|path| path.starts_with("/dev/zero") || path.starts_with("/SYSV"))
+}
+
+/// The files below a process's root.
+struct RootOf<'a> {
+    process: &'a ProcessFiles,
+    /// Directories can be listed: the process is in this mount namespace.
+    is_here: bool,
+}
+
+impl<'a> RootOf<'a> {
+    fn of(process: &'a ProcessFiles, pid: i32) -> Self {
+        let link = |path: String| std::fs::read_link(path).ok();
+        let namespace = link(format!("/proc/{pid}/ns/mnt"));
+        let root = link(format!("/proc/{pid}/root"));
+        let is_here = namespace.is_some()
+            && namespace == link("/proc/self/ns/mnt".to_owned())
+            && root.is_some_and(|root| root == Path::new("/"));
+        Self { process, is_here }
+    }
+}
+
+impl Files for RootOf<'_> {
+    fn text(&self, path: &str) -> Option<String> {
+        let (file, _) = open_in_root(self.process, path).ok()??;
+        settings_text(file)
+    }
+
+    fn names_in(&self, path: &str) -> Vec<String> {
+        // Folders of other places may be served by a user's program.
+        let may_be_listed = self.is_here && path.starts_with("/etc/") && !path.contains("/../");
+        if may_be_listed { System.names_in(path) } else { Vec::new() }
+    }
+}
+
+/// The files that a command of this process reads.
+struct OwnFiles;
+
+impl Files for OwnFiles {
+    fn text(&self, path: &str) -> Option<String> {
+        settings_text(open_regular_file(Path::new(path)).ok()??)
+    }
+
+    fn names_in(&self, path: &str) -> Vec<String> {
+        System.names_in(path)
+    }
+}
+
+/// The text of a file of settings, if it is not too long for one.
+fn settings_text(file: File) -> Option<String> {
+    let mut bytes = Vec::new();
+    file.take(LONGEST_SETTINGS + 1).read_to_end(&mut bytes).ok()?;
+    (bytes.len() as u64 <= LONGEST_SETTINGS).then(|| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The words of the process that started PostgreSQL: its children show titles in their place.
+fn server_command(known: Known, command: &[String], pid: i32) -> Vec<String> {
+    let is_title = known == Known::Postgres && command.first().is_some_and(|word| word.starts_with("postgres:"));
+    let parent = || super::process::parent(&System, pid);
+    match is_title.then(parent).flatten() {
+        Some(parent) => command_of(&ProcessFiles::of(parent)),
+        None => command.to_vec(),
+    }
 }
 
 /// The words of a process's command, fit to be printed.
@@ -300,11 +430,13 @@ mod tests {
         let path = std::env::current_exe().unwrap();
         let file = File::open(&path).unwrap();
         let words = ["test".to_owned()];
-        let (facts, mappings) = of_command(&words, &path, &file, false, machine_facts::usual_huge_page()).unwrap();
+        let (facts, mappings) =
+            of_command(&words, &path, (&file, None), false, machine_facts::usual_huge_page()).unwrap();
         assert_eq!((facts.is_static, mappings), (Some(false), None));
         assert!(facts.allocator.is_some() && facts.running.is_none());
         assert!(
-            of_command(&words, Path::new("/etc/passwd"), &File::open("/etc/passwd").unwrap(), false, None).is_err()
+            of_command(&words, Path::new("/etc/passwd"), (&File::open("/etc/passwd").unwrap(), None), false, None)
+                .is_err()
         );
     }
 }

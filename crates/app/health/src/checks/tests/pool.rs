@@ -21,7 +21,7 @@ fn limits_of_pool_pages() {
         f.cgroups = vec![cgroup("/c/a", limit, None)];
     });
     finds("pool-cgroup", Severity::Problem, ["/c/a/", fix], |f| {
-        // A limit of promises that is larger, or that of a neighbour, does not help.
+        // A larger limit of reservations, or a neighbour's, does not help.
         f.cgroups = vec![cgroup("/c/a", limit, Some(11 * MIB)), cgroup("/c/aa", None, limit)];
     });
     finds("pool-cgroup", Severity::Problem, ["2 MiB", "Linux 5.7"], |f| {
@@ -38,29 +38,31 @@ fn pages_of_the_pool() {
     use Severity::{Advice, Note, Problem};
     let empty =
         |f: &mut Facts| (f.pools[0].total, f.pools[0].available, f.pools[0].nodes) = (3, 0, vec![on_node(0, 3, 0)]);
-    let fix = "echo 13 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-    finds("pool-pages", Advice, ["empty", fix], empty);
-    finds("pool-pages", Note, ["empty", fix], |f| {
+    assert_eq!(found_with(empty, "pool-pages"), [], "transparent huge pages serve the code");
+    let only_pool = |f: &mut Facts| {
+        f.thp.general = Some("never".into());
+        (program_of(f).lifts, program_of(f).planned) = (Vec::new(), 0);
+    };
+    finds("pool-pages", Advice, ["empty", "pagelift pool reserve 2M:10"], |f| {
+        only_pool(f);
         empty(f);
-        program_of(f).lifts = vec![(Source::File, 20 * MIB)];
     });
-    finds("pool-pages", Note, ["empty", "nr_overcommit_hugepages"], |f| {
+    finds("pool-pages", Advice, ["too small", "pagelift pool reserve 2M:10"], |f| {
+        only_pool(f);
+        f.pools[0].available = 6;
+    });
+    assert_eq!(found_with(only_pool, "pool-pages"), [], "64 are available");
+    finds("pool-pages", Note, ["empty", "pagelift pool overcommit 2M:64"], |f| {
         empty(f);
         f.program = None;
     });
     finds("pool-pages", Note, ["no pool", ""], |f| f.pools.clear());
-    finds("pool-pages", Advice, ["too small", "echo 68 >"], |f| f.pools[0].available = 6);
-    let starts = |f: &mut Facts| {
-        empty(f);
-        program_of(f).running = None;
-    };
-    assert_eq!(found_with(starts, "pool-pages"), [], "`run` prepares the files");
-    let fix = "echo 64 > /sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";
+    let fix = "pagelift pool reserve 2M:64@1";
     finds("pool-nodes", Problem, ["64 free pages, all on other nodes (node 0)", fix], |f| {
         f.permission.allowed_nodes = Some(vec![1]);
     });
     // Surplus pages have taken all of the overcommit.
-    finds("pool-pages", Note, ["empty", "echo 69 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit"], |f| {
+    finds("pool-pages", Note, ["empty", "pagelift pool overcommit 2M:69"], |f| {
         empty(f);
         (f.program, f.pools[0].overcommit) = (None, 5);
     });
@@ -69,25 +71,24 @@ fn pages_of_the_pool() {
 /// Pages in use stay on every node: sizes are set, not added to.
 #[test]
 fn pages_move_from_other_nodes_without_a_loss() {
-    let node = |node: u32| format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
     let in_use = |f: &mut Facts| {
         (f.pools[0].total, f.pools[0].available) = (1500, 200);
         f.pools[0].nodes = vec![on_node(0, 1000, 0), on_node(1, 300, 200), on_node(2, 200, 0)];
     };
-    let grow = format!("echo 1200 > {}", node(0));
-    finds("pool-nodes", Severity::Problem, ["200 free pages, all on other nodes (node 1)", &grow], in_use);
-    let back = format!("free now: echo 100 > {}", node(1));
-    finds("pool-nodes", Severity::Problem, ["the process may use node 0", &back], in_use);
+    let grow = "pagelift pool reserve 2M:200@0";
+    finds("pool-nodes", Severity::Problem, ["200 free pages, all on other nodes (node 1)", grow], in_use);
+    let back = "free now: pagelift pool release 2M:all@1";
+    finds("pool-nodes", Severity::Problem, ["the process may use node 0", back], in_use);
     // Surplus pages are no part of the size that is set.
-    let back = format!("echo 90 > {}; echo 0 > {}", node(1), node(2));
-    finds("pool-nodes", Severity::Problem, ["207 free pages, all on other nodes (node 1, node 2)", &back], |f| {
+    let back = "pagelift pool release 2M:all@1 2M:all@2";
+    finds("pool-nodes", Severity::Problem, ["207 free pages, all on other nodes (node 1, node 2)", back], |f| {
         in_use(f);
         f.pools[0].nodes[1].surplus = 10;
         f.pools[0].nodes[2] = on_node(2, 7, 7);
     });
     // The node has no part that could be read.
-    let grow = format!("echo 200 > {}", node(3));
-    finds("pool-nodes", Severity::Problem, ["the process may use node 3", &grow], |f| {
+    let grow = "pagelift pool reserve 2M:200@3";
+    finds("pool-nodes", Severity::Problem, ["the process may use node 3", grow], |f| {
         in_use(f);
         f.permission.allowed_nodes = Some(vec![3]);
     });

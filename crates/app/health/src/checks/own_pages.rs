@@ -1,0 +1,174 @@
+//! Pool pages that programs request by their own settings.
+
+use super::{fine, found};
+use crate::facts::{Facts, Known, ProgramFacts, RunningFacts};
+use crate::finding::{Fix, Outcome, Severity};
+use crate::own_pages::{OwnPages, Request, USUAL, short};
+use crate::pool_need::{pages_needed, reserve_command, usual_pool};
+use address_space::{PageSize, format_bytes};
+
+/// Pages of buffers that are worth a word.
+const MANY_PAGES: u64 = 8;
+
+/// Shared memory that matters although nobody has asked for huge pages.
+const MUCH_MEMORY: u64 = 64 << 20;
+
+/// Reports whether the program has the pool pages that it requests, or should request them.
+pub fn own_pages(facts: &Facts) -> Vec<Outcome> {
+    let Some((program, size)) = facts.program.as_ref().zip(facts.huge_page) else { return Vec::new() };
+    let Some(own) = &program.own_pages else { return Vec::new() };
+    match (&program.running, own.request) {
+        (Some(running), Request::IfPossible | Request::Required) if has_fallen_back(program, own, running) => {
+            // A server that tries the pool by default does not need it if its memory was lifted in place.
+            match own.source == USUAL && is_lifted(running.anonymous, running.shared) {
+                true => fine(format!("{}: its memory is on huge pages, but not of the pool", own.setting)),
+                false => fell_back(facts, program, running, own, size),
+            }
+        }
+        (Some(running), Request::IfPossible | Request::Required) if running.on_pool() > 0 => {
+            fine(format!("{}: {} on the pool", own.setting, format_bytes(running.on_pool())))
+        }
+        (Some(running), Request::Off)
+            if own.pages(size) >= MANY_PAGES && !is_lifted(running.anonymous, running.shared) =>
+        {
+            not_requested(facts, program, own, size)
+        }
+        (None, Request::IfPossible | Request::Required) => would_fall_back(facts, program, own, size),
+        _ => fine(format!("{} ({})", own.setting, if own.request == Request::Off { "not set" } else { &own.source })),
+    }
+}
+
+fn has_fallen_back(program: &ProgramFacts, own: &OwnPages, running: &RunningFacts) -> bool {
+    match program.known {
+        // It commits its heap in parts.
+        Known::Java => running.on_pool() == 0 && !own.buffers.is_empty(),
+        _ => own.fell_back(&running.pool_mappings),
+    }
+}
+
+/// True if most of the data is on huge pages already, whoever has put it there.
+fn is_lifted(anonymous: (u64, u64), shared: (u64, u64)) -> bool {
+    (anonymous.1 + shared.1) * 2 > anonymous.0 + shared.0
+}
+
+fn pool_in_words(facts: &Facts, size: PageSize) -> String {
+    let (total, available) = usual_pool(facts).map_or((0, 0), |pool| (pool.total, pool.available));
+    format!("{available} of {total} pages of {size} available")
+}
+
+fn wanted(facts: &Facts, own: &OwnPages, size: PageSize) -> String {
+    format!("{} pages of {size} available when it starts: {}", pages_needed(facts).max(own.pages(size)), own.in_words())
+}
+
+fn fell_back(
+    facts: &Facts,
+    program: &ProgramFacts,
+    running: &RunningFacts,
+    own: &OwnPages,
+    size: PageSize,
+) -> Vec<Outcome> {
+    let on_pool = running.on_pool();
+    // PostgreSQL tries by default.
+    let is_asked = own.source != USUAL || running.shared.0 >= MUCH_MEMORY;
+    found(
+        if is_asked { Severity::Advice } else { Severity::Note },
+        format!("{} asks for pool pages, but fell back to base pages", program.name),
+        format!(
+            "{} ({}); {} on the pool; {}",
+            own.setting,
+            own.source,
+            format_bytes(on_pool),
+            pool_in_words(facts, size)
+        ),
+        wanted(facts, own, size),
+        "a server takes a buffer from the pool only if the pool has pages for the whole buffer when the server starts",
+        Some(reserved(facts).with_note(format!("then restart it{}", afterwards(own, size)))),
+    )
+}
+
+fn not_requested(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: PageSize) -> Vec<Outcome> {
+    let place = match program.known {
+        Known::Mysql => " below [mysqld]",
+        _ => " in postgresql.conf",
+    };
+    let memlock = match program.known {
+        // It takes System V segments, MariaDB private mappings.
+        Known::Mysql if own.buffers.iter().all(|buffer| !buffer.name.contains("aria")) => {
+            ", LimitMEMLOCK=infinity in the unit"
+        }
+        _ => "",
+    };
+    found(
+        Severity::Note,
+        format!("{} can have its buffers on the pool", program.name),
+        match own.source.as_str() {
+            USUAL => format!("{} is not set", own.setting),
+            source => format!("{} is not set, but off in {source}", own.setting),
+        },
+        wanted(facts, own, size),
+        "buffers that are visited at random gain most; they are on huge pages from the first request on",
+        Some(reserved(facts).with_note(format!(
+            "then {}{place}{memlock}, and a restart{}",
+            own.setting,
+            afterwards(own, size)
+        ))),
+    )
+}
+
+fn would_fall_back(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: PageSize) -> Vec<Outcome> {
+    let available = usual_pool(facts).map_or(0, |pool| pool.available);
+    let from = format!("{} ({})", own.setting, own.source);
+    if let Some(command) = &own.command {
+        let reserve = format!("pagelift pool reserve {}:$({command})", short(size));
+        return match (own.request, available) {
+            // Only a note: PostgreSQL's default (huge_pages=try) uses base pages if the pool is empty.
+            (Request::IfPossible, 0) => found(
+                Severity::Note,
+                format!("{} uses base pages for its shared memory", program.name),
+                format!("{from}; {}", pool_in_words(facts, size)),
+                "as many pages as shared_memory_size_in_huge_pages",
+                "shared memory on huge pages has smaller page tables in every backend",
+                Some(Fix::root(reserve)),
+            ),
+            _ => found(
+                Severity::Note,
+                format!("{} takes pool pages when it starts", program.name),
+                format!("{from}; {}", pool_in_words(facts, size)),
+                "as many pages as shared_memory_size_in_huge_pages",
+                "with fewer pages it uses base pages, or with `on` does not start",
+                Some(Fix::root(reserve).with_note("does nothing if the pool has them")),
+            ),
+        };
+    }
+    let needed = pages_needed(facts);
+    if needed <= available {
+        return fine(format!("{from}: {needed} pages needed, {available} available"));
+    }
+    let severity = if own.request == Request::Required { Severity::Problem } else { Severity::Advice };
+    found(
+        severity,
+        format!("{} requests more pages than the pool has", program.name),
+        format!("{from}; {}", pool_in_words(facts, size)),
+        wanted(facts, own, size),
+        match own.request {
+            Request::Required => "it does not start without",
+            _ => "it prints a warning at most, and uses base pages",
+        },
+        Some(reserved(facts)),
+    )
+}
+
+/// The command that reserves the sum; none if the pool has the pages.
+fn reserved(facts: &Facts) -> Fix {
+    Fix { commands: reserve_command(facts).into_iter().collect(), as_root: true, note: None }
+}
+
+/// Numbers from settings are upper bounds.
+fn afterwards(own: &OwnPages, size: PageSize) -> String {
+    match own.buffers.len() {
+        0 | 1 => String::new(),
+        _ => {
+            format!("; it takes no more than that: `pagelift pool release {}:all` returns what it leaves", short(size))
+        }
+    }
+}

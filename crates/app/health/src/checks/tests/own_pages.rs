@@ -1,0 +1,145 @@
+//! Pool pages that programs request by their own settings.
+
+use super::*;
+use crate::own_pages::{Buffer, OwnPages, Request, USUAL};
+
+fn large_pages(request: Request) -> OwnPages {
+    let buffers = vec![Buffer::one("innodb_buffer_pool_size", 512 * MIB), Buffer::one("key_buffer_size", 128 * MIB)];
+    let source = if request == Request::Off { USUAL } else { "/etc/mysql/my.cnf" }.to_owned();
+    OwnPages { request, setting: "large_pages=ON".into(), source, buffers, command: None }
+}
+
+fn server(own: OwnPages) -> impl Fn(&mut Facts) {
+    move |f: &mut Facts| {
+        program_of(f).known = Known::Mysql;
+        program_of(f).own_pages = Some(own.clone());
+        running_of(f).anonymous = (100 * MIB, 0);
+    }
+}
+
+/// The number does not grow with what is resident, nor with what the pool has: the same advice holds until it is followed.
+#[test]
+fn the_sum_comes_from_settings() {
+    use Severity::{Advice, Note};
+    for (resident, total, available) in [(20 * MIB, 0, 0), (80 * MIB, 99, 99), (600 * MIB, 330, 10)] {
+        let set = move |f: &mut Facts| {
+            running_of(f).anonymous = (resident, 0);
+            (f.pools[0].total, f.pools[0].available) = (total, available);
+        };
+        finds(
+            "own-pages",
+            Note,
+            ["large_pages=ON is not set", "pagelift pool reserve 2M:320 then large_pages=ON"],
+            |f| {
+                server(large_pages(Request::Off))(f);
+                set(f);
+            },
+        );
+        finds(
+            "own-pages",
+            Advice,
+            ["fell back to base pages large_pages=ON (/etc/mysql/my.cnf)", "2M:320 then"],
+            |f| {
+                server(large_pages(Request::IfPossible))(f);
+                set(f);
+            },
+        );
+    }
+}
+
+#[test]
+fn a_server_that_fell_back_is_seen_although_smaller_buffers_are_on_the_pool() {
+    let with = |mappings: &[u64]| {
+        let mappings = mappings.to_vec();
+        move |f: &mut Facts| {
+            server(large_pages(Request::IfPossible))(f);
+            running_of(f).pool_mappings.clone_from(&mappings);
+        }
+    };
+    // The pages that it holds are free again once it has ended.
+    finds(
+        "own-pages",
+        Severity::Advice,
+        ["128.0 MiB on the pool", "pagelift pool reserve 2M:256 "],
+        with(&[128 * MIB]),
+    );
+    assert_eq!(found_with(with(&[512 * MIB, 128 * MIB]), "own-pages"), []);
+}
+
+#[test]
+fn buffers_on_huge_pages_need_no_setting() {
+    let lifted = |f: &mut Facts| {
+        server(large_pages(Request::Off))(f);
+        running_of(f).anonymous = (100 * MIB, 90 * MIB);
+    };
+    assert_eq!(found_with(lifted, "own-pages"), []);
+}
+
+#[test]
+fn a_start_that_would_fall_back_is_announced() {
+    use Severity::{Advice, Note, Problem};
+    let starts = |own: OwnPages| {
+        move |f: &mut Facts| {
+            program_of(f).own_pages = Some(own.clone());
+            program_of(f).running = None;
+        }
+    };
+    finds(
+        "own-pages",
+        Advice,
+        ["more pages than the pool has", "reserve 2M:320"],
+        starts(large_pages(Request::IfPossible)),
+    );
+    finds("own-pages", Problem, ["64 of 64 pages", "reserve 2M:320"], starts(large_pages(Request::Required)));
+    assert_eq!(found_with(starts(large_pages(Request::Off)), "own-pages"), []);
+    let enough = |f: &mut Facts| {
+        starts(large_pages(Request::IfPossible))(f);
+        f.pools[0].available = 320;
+    };
+    assert_eq!(found_with(enough, "own-pages"), []);
+    let command = "postgres -D /d -C shared_memory_size_in_huge_pages";
+    let postgres = OwnPages {
+        request: Request::IfPossible,
+        setting: "huge_pages = try".into(),
+        source: USUAL.into(),
+        buffers: Vec::new(),
+        command: Some(command.into()),
+    };
+    finds("own-pages", Note, ["huge_pages = try", &format!("pagelift pool reserve 2M:$({command})")], starts(postgres));
+}
+
+#[test]
+fn a_java_heap_that_is_larger_than_the_pool_is_seen() {
+    let heap = |f: &mut Facts| {
+        program_of(f).known = Known::Java;
+        let buffers = vec![Buffer::one("-Xmx", 1024 * MIB)];
+        let setting = "-XX:+UseLargePages".to_owned();
+        let source = "its command line".to_owned();
+        let own = OwnPages { request: Request::IfPossible, setting, source, buffers, command: None };
+        program_of(f).own_pages = Some(own);
+    };
+    finds("own-pages", Severity::Advice, ["-XX:+UseLargePages", "pagelift pool reserve 2M:512"], heap);
+    let committed = |f: &mut Facts| {
+        heap(f);
+        running_of(f).pool_mappings = vec![64 * MIB];
+    };
+    assert_eq!(found_with(committed, "own-pages"), [], "it commits its heap in parts");
+}
+
+/// All advice on one screen names one number.
+#[test]
+fn one_screen_has_one_sum() {
+    let mut facts = healthy();
+    server(large_pages(Request::IfPossible))(&mut facts);
+    facts.thp.general = Some("never".into());
+    (program_of(&mut facts).lifts, program_of(&mut facts).planned) = (Vec::new(), 0);
+    let fixes: Vec<String> = examine(&facts)
+        .findings
+        .iter()
+        .filter_map(|finding| finding.fix.as_ref())
+        .flat_map(|fix| fix.typed(true))
+        .collect();
+    let sums: Vec<&String> = fixes.iter().filter(|command| command.contains("pool reserve")).collect();
+    assert_eq!(sums, ["pagelift pool reserve 2M:330"], "one command for buffers and code");
+    assert!(!fixes.iter().any(|command| command.contains("nr_hugepages")), "{fixes:?}");
+}

@@ -1,0 +1,117 @@
+//! One state, one verdict: a table of states, and the words in which each command describes them.
+
+use super::*;
+use crate::standing::{Standing, State};
+use session::shared::InPlaceAmounts;
+
+/// Facts of a process with so many bytes on huge pages, of which `code` is code, and so many more to be lifted.
+fn facts_of(huge: u64, code: u64, more: u64) -> Facts {
+    let mut facts = healthy();
+    let program = program_of(&mut facts);
+    (program.planned, program.lifts) = (more, Vec::new());
+    if more > 0 {
+        program.lifts.push((Source::Thp, more));
+    }
+    let running = running_of(&mut facts);
+    (running.all, running.code) = ((130 * MIB, huge), (20 * MIB, code));
+    facts
+}
+
+#[test]
+fn doctor_status_and_inspect_agree_on_each_state() {
+    let attach = Some("pagelift attach 7");
+    let toggle = Some("pagelift bench --toggle 7 --lift text,rodata");
+    let table = [
+        (0, 0, 0, State::Unliftable, None, None),
+        (0, 0, 20 * MIB, State::Liftable, attach, toggle),
+        (36 * MIB, 8 * MIB, 10 * MIB, State::PartlyLifted, attach, toggle),
+        (36 * MIB, 18 * MIB, 0, State::Lifted, None, toggle),
+        // No command is suggested if only the heap is on huge pages: a measurement cannot switch it.
+        (36 * MIB, 0, 0, State::Lifted, None, None),
+    ];
+    for (huge, code, more, state, run, measure) in table {
+        let facts = facts_of(huge, code, more);
+        let verdict = examine(&facts).verdict;
+        let inspect = Standing { huge, resident: 130 * MIB, more: Some(more), ..Standing::default() };
+        let status = Standing { more: None, ..inspect };
+        assert_eq!(inspect.state(), state);
+        assert!(inspect.in_words().starts_with(&status.in_words()), "status and inspect: {state:?}");
+        assert!(verdict.summary.contains(&inspect.in_words()), "doctor and inspect: {verdict:?}");
+        assert_eq!((verdict.run.as_deref(), verdict.measure.as_deref()), (run, measure), "{state:?}");
+        let nothing_fills = verdict.summary.contains("none of it fills a huge page");
+        assert_eq!(nothing_fills, state == State::Unliftable, "{verdict:?}");
+    }
+}
+
+#[test]
+fn numbers_of_each_state_in_words() {
+    let standing = |huge, more| Standing { huge: huge * MIB, resident: 100 * MIB, more, ..Standing::default() };
+    let words = |huge, more| standing(huge, more).in_words();
+    assert_eq!(words(0, None), "0 B of 100.0 MiB resident on huge pages");
+    assert_eq!(words(36, Some(0)), "36.0 MiB of 100.0 MiB resident on huge pages; a lift would add nothing");
+    assert_eq!(words(36, Some(4 * MIB)), "36.0 MiB of 100.0 MiB resident on huge pages; a lift would add 4.0 MiB");
+    assert!(words(0, Some(0)).ends_with("; none of it fills a huge page that could be lifted"));
+    let in_place = InPlaceAmounts { anonymous: 40 * MIB, jit: 4 * MIB, ..InPlaceAmounts::default() };
+    let besides = |huge, more| Standing { in_place, ..standing(huge, Some(more)) }.in_words();
+    let options = ", `--lift anon` up to 40.0 MiB, `--lift jit` up to 4.0 MiB";
+    assert!(besides(0, 0).ends_with(&format!("; a lift would add nothing{options}")));
+    assert!(besides(36, 4 * MIB).ends_with(&format!("; a lift would add 4.0 MiB{options}")));
+}
+
+/// A lift of shared memory in place is no reason for more advice: the pool that a server asks for has become needless.
+#[test]
+fn a_lift_makes_no_verdict_worse() {
+    let status = |huge: u64| {
+        let mut facts = healthy();
+        let program = program_of(&mut facts);
+        program.known = Known::Postgres;
+        let buffers = vec![crate::Buffer::one("shared memory", 256 * MIB)];
+        let setting = "huge_pages = try".to_owned();
+        let request = crate::Request::IfPossible;
+        let source = crate::own_pages::USUAL.to_owned();
+        program.own_pages = Some(crate::OwnPages { request, setting, source, buffers, command: None });
+        // smaps counts of a huge page what it maps, of base pages what was touched.
+        running_of(&mut facts).shared = (huge.max(17 * MIB), huge);
+        examine(&facts).exit_status()
+    };
+    assert_eq!((status(0), status(208 * MIB)), (0, 0));
+}
+
+/// "Little gain" beside "run attach" is no advice.
+#[test]
+fn a_lift_that_gains_little_is_measured_at_most() {
+    let mut facts = facts_of(0, 0, 4 * MIB);
+    running_of(&mut facts).code = (4 * MIB, 0);
+    let verdict = examine(&facts).verdict;
+    assert!(verdict.estimates[0].likely.starts_with("no gain") && verdict.run.is_none(), "{verdict:?}");
+    assert!(verdict.summary.ends_with("Leave it as it is: little gain is likely") && verdict.measure.is_some());
+}
+
+/// A server is not measured by the time of its runs, which do not end.
+#[test]
+fn servers_are_measured_under_load() {
+    for known in [Known::Redis, Known::Mysql, Known::Postgres] {
+        let mut facts = healthy();
+        (program_of(&mut facts).running, program_of(&mut facts).known) = (None, known);
+        let measure = examine(&facts).verdict.measure.unwrap();
+        assert!(measure.starts_with("pagelift bench --toggle "), "{measure}");
+    }
+}
+
+#[test]
+fn shared_memory_is_recommended_only_if_it_is_the_largest_part_and_can_be_lifted() {
+    let verdict = |anonymous: u64, liftable: u64| {
+        let mut facts = healthy();
+        let running = running_of(&mut facts);
+        (running.code, running.anonymous) = ((MIB, 0), (anonymous, 0));
+        (running.shared, running.in_place.shared) = ((100 * MIB, 0), liftable);
+        let pid = running.pid;
+        (examine(&facts).verdict.run.unwrap_or_default(), format!("pagelift attach --lift shared {pid}"))
+    };
+    let (run, expected) = verdict(50 * MIB, 80 * MIB);
+    assert_eq!(run.trim_start_matches("sudo "), expected);
+    for (anonymous, liftable) in [(200 * MIB, 80 * MIB), (50 * MIB, 40 * MIB)] {
+        let (run, expected) = verdict(anonymous, liftable);
+        assert_ne!(run.trim_start_matches("sudo "), expected);
+    }
+}
