@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Tells how a file lies in the page cache (Linux 6.5); systemd 252 has it in no group.
+/// Reports the state of a file in the page cache (Linux 6.5); systemd 252 has it in no group.
 const CACHE_CALL: &str = "cachestat";
 
 /// A way to lift a service.
@@ -41,7 +41,7 @@ pub struct Program {
     pub path: String,
     /// The path as the command names it.
     pub named: String,
-    /// Code or read-only data of it may fill a huge page.
+    /// Its code or read-only data may fill a huge page.
     pub is_large: bool,
     /// Why it cannot be traced: it gains privileges by its exec.
     pub privileged: Option<String>,
@@ -57,11 +57,11 @@ pub struct Program {
     pub not_in_page_cache: Option<String>,
     /// Paths of the large libraries that the dynamic linker loads with it.
     pub libraries: Vec<String>,
-    /// What it starts, where it is a shell.
+    /// The programs that it starts, if it is a shell.
     pub shell: Option<Shell>,
 }
 
-/// What is known of the programs that a shell starts.
+/// The facts about the programs that a shell starts.
 #[derive(Clone, Debug, Default)]
 pub struct Shell {
     /// The large ones that its own words execute.
@@ -70,7 +70,7 @@ pub struct Shell {
     pub is_replaced: bool,
 }
 
-/// What the user has asked for.
+/// The user's request.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// `--via`.
@@ -79,13 +79,13 @@ pub struct Wanted {
     pub pages: Pages,
     /// `--only` names the programs to lift.
     pub only: bool,
-    /// Those of them that were found.
+    /// The named programs that were found.
     pub found: Vec<Program>,
     /// Names or patterns of which no file was found.
     pub missing: Vec<String>,
     /// `--heap`.
     pub heap: HeapPages,
-    /// `--numa` says on which nodes pages lie.
+    /// True if `--numa` chooses nodes.
     pub numa: bool,
     /// Options that only the ptrace way has.
     pub only_by_ptrace: Vec<String>,
@@ -95,7 +95,7 @@ pub struct Wanted {
     pub not_silent: Vec<String>,
 }
 
-/// What is installed here.
+/// The software that is installed here.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// The path of `pagelift`.
@@ -134,7 +134,7 @@ pub struct Choice {
     pub image_sources: Vec<String>,
     /// systemd is to wait for the exec, so that what runs is the program.
     pub waits_for_exec: bool,
-    /// The name that the journal gives what the programs write, which without it would be that of pagelift.
+    /// The journal's name for the programs' output, which would otherwise be pagelift's.
     pub journal_name: Option<String>,
     /// Nothing may be written to the standard error, which is a socket.
     pub is_silent: bool,
@@ -162,7 +162,7 @@ struct Chooser<'a> {
 /// Chooses the first way that works: by ptrace, by preload, after the start.
 ///
 /// # Errors
-/// What stands against each of them.
+/// The obstacles for each way.
 pub fn choose(
     unit: &Properties,
     programs: &[Program],
@@ -187,7 +187,7 @@ pub fn choose(
 }
 
 impl Chooser<'_> {
-    /// True where the sandbox applies to a program.
+    /// True if the sandbox applies to a program.
     fn is_confined(&self) -> bool {
         self.programs.iter().any(|program| !program.is_unconfined)
     }
@@ -201,7 +201,7 @@ impl Chooser<'_> {
         self.is_confined() && self.unit.is_set("MemoryDenyWriteExecute")
     }
 
-    /// Why a unit such as Debian's postgresql.service, which starts `/bin/true`, is not the one that is meant.
+    /// The reason why a unit such as Debian's postgresql.service, which starts `/bin/true`, is not the intended one.
     fn stands_for_others(&self) -> Option<String> {
         let does_nothing = |program: &Program| program.path.rsplit('/').next() == Some("true");
         let program = self.programs.first().filter(|_| self.programs.iter().all(does_nothing))?;
@@ -220,7 +220,7 @@ impl Chooser<'_> {
         Some(format!("it starts {} only, which does nothing: {fix}", program.path))
     }
 
-    /// What no way gets around.
+    /// Reasons that rule out every way.
     fn refused_anyway(&self) -> Vec<String> {
         let mut found: Vec<String> = self.stands_for_others().into_iter().collect();
         for program in self.programs.iter().filter(|_| !self.wanted.only) {
@@ -334,7 +334,7 @@ impl Chooser<'_> {
         sources
     }
 
-    /// What the unit must be allowed to execute, with the store whose images are used.
+    /// The paths that the unit must be allowed to execute, with the store whose images are used.
     fn exec_paths(&self, way: Way, store: Option<&str>, reasons: &mut Vec<String>) -> Vec<String> {
         let here = self.here;
         let mut needed = Vec::new();
@@ -354,8 +354,8 @@ impl Chooser<'_> {
         needed.into_iter().map(|(path, _)| path).collect()
     }
 
-    /// The programs that are lifted, as far as they are known: those that the user names, or else those of the commands
-    /// and, in place of a shell, those that its words execute.
+    /// The lifted programs, as far as they are known: those that the user names, otherwise those of the commands and,
+    /// for a shell, those in its words.
     fn lifted(&self) -> Vec<&Program> {
         if self.wanted.only {
             return self.wanted.found.iter().collect();
@@ -399,7 +399,7 @@ impl Chooser<'_> {
     /// images itself.
     fn image_sources(&self) -> Vec<String> {
         let mut sources = Vec::new();
-        // Of a script only its interpreter could have one.
+        // A script could only have one through its interpreter.
         for program in self.lifted().into_iter().filter(|program| !program.is_script) {
             sources.extend(program.is_large.then(|| program.named.clone()));
             let libraries = program.libraries.iter().filter(|_| self.is_another_user());
@@ -410,7 +410,7 @@ impl Chooser<'_> {
         sources
     }
 
-    /// The name of the programs, where the unit itself gives none: systemd takes that of the file which it executes.
+    /// The name of the programs, if the unit itself gives none: systemd uses the name of the executed file.
     fn journal_name(&self, reasons: &mut Vec<String>) -> Option<String> {
         if !self.unit.value("SyslogIdentifier").is_empty() {
             return None;

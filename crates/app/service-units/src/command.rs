@@ -11,7 +11,7 @@ pub enum CommandError {
     Ignored {
         /// The line's value.
         line: String,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
     /// systemd would read it, but it cannot be given again.
@@ -19,7 +19,7 @@ pub enum CommandError {
     NotPossible {
         /// The line's value.
         line: String,
-        /// What stands against it.
+        /// The obstacle.
         why: String,
     },
 }
@@ -31,7 +31,7 @@ pub struct ExecCommand {
     pub ignores_failure: bool,
     /// `:`: variables are not replaced by their values.
     pub keeps_variables: bool,
-    /// `+`, `!` or `!!`, else empty.
+    /// `+`, `!` or `!!`, otherwise empty.
     pub privileges: &'static str,
     /// The program's path or name without quotes; specifiers are not expanded.
     pub path: String,
@@ -41,7 +41,7 @@ pub struct ExecCommand {
     pub arguments: String,
 }
 
-/// What is put before a command.
+/// The words that are put before a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launcher {
     /// The absolute path of `pagelift`.
@@ -80,8 +80,8 @@ impl ExecCommand {
         Ok(commands)
     }
 
-    /// Takes the prefixes from the first word; true where one is `@`. Each counts once, and `+`, `!` and `!!` exclude each
-    /// other; what comes again belongs to the path.
+    /// Removes the prefixes from the first word; true if one is `@`. Each counts once, and `+`, `!` and `!!` exclude
+    /// each other; a repeated prefix belongs to the path.
     fn take_prefixes(&mut self, first: &str) -> bool {
         let (mut named, mut rest) = (false, first);
         while let Some(prefix) = rest.chars().next() {
@@ -146,7 +146,7 @@ impl ExecCommand {
         if let Some(name) = &self.name {
             line += &format!(" --argv0 {name}");
         }
-        // A path is taken literally where it stands first, and its variables are replaced where it does not.
+        // A path is used literally as the first word, and its variables are replaced in other words.
         let path = if expands { self.path.replace('$', "$$") } else { self.path.clone() };
         line += &format!(" -- {}", between_quotes(&path));
         if !self.arguments.is_empty() {
@@ -178,19 +178,19 @@ impl ExecCommand {
 }
 
 impl ExecCommand {
-    /// True where the path is another one for each instance of a template (systemd.unit(5), "SPECIFIERS").
+    /// True if the path differs for each instance of a template (systemd.unit(5), "SPECIFIERS").
     pub fn names_instance(&self) -> bool {
         specifiers(&self.path).any(|(_, specifier)| "iIjJnNf".contains(specifier))
     }
 
-    /// True where the path may stand for this one: its specifiers are for any text.
+    /// True if the path may be this one: its specifiers match any text.
     pub fn may_be(&self, path: &str) -> bool {
         is_made_of(&literal_parts(&self.path), path)
     }
 }
 
-/// True where `systemctl show` prints these words (`argv[]=`) for the value of an `ExecStart=` line with one command.
-/// Specifiers may stand for any text; quotes and backslashes are left out on both sides, as are the limits of words.
+/// True if `systemctl show` prints these words (`argv[]=`) for the value of an `ExecStart=` line with one command.
+/// Specifiers may match any text; quotes, backslashes and the limits of words are ignored on both sides.
 pub fn shows(line: &str, shown: &str) -> bool {
     let (mut words, mut rest) = (Vec::new(), line);
     while let Ok(Some((word, next))) = first_word(rest) {
@@ -203,7 +203,7 @@ pub fn shows(line: &str, shown: &str) -> bool {
         *first = command.path;
     }
     let plain = |text: &str| text.replace(['"', '\'', '\\'], "");
-    // Only the first line of what is printed is known to be of this property.
+    // Only the first printed line certainly belongs to this property.
     let line = words.join(" ");
     let (line, is_whole) = line.split_once('\n').map_or((line.as_str(), true), |(first, _)| (first, false));
     let mut parts: Vec<String> = literal_parts(line).iter().map(|part| plain(part)).collect();
@@ -223,7 +223,7 @@ fn specifiers(text: &str) -> impl Iterator<Item = (usize, char)> {
     })
 }
 
-/// What stands before, between and behind the specifiers of a text.
+/// The text before, between and after the specifiers of a text.
 pub(crate) fn literal_parts(text: &str) -> Vec<String> {
     let (mut parts, mut from) = (Vec::new(), 0);
     for (at, specifier) in specifiers(text) {
@@ -234,7 +234,7 @@ pub(crate) fn literal_parts(text: &str) -> Vec<String> {
     parts
 }
 
-/// True where a text has these parts in their order, from its start to its end, with anything between them.
+/// True if a text has these parts in their order, from its start to its end, with any text between them.
 fn is_made_of(parts: &[String], text: &str) -> bool {
     let Some((first, others)) = parts.split_first() else { return text.is_empty() };
     let Some(mut rest) = text.strip_prefix(first.as_str()) else { return false };
@@ -246,7 +246,7 @@ fn is_made_of(parts: &[String], text: &str) -> bool {
     rest.ends_with(last.as_str())
 }
 
-/// True where a backslash at the end escapes what follows.
+/// True if a backslash at the end escapes the next character.
 fn ends_in_escape(text: &str) -> bool {
     text.chars().rev().take_while(|c| *c == '\\').count() % 2 == 1
 }
@@ -259,7 +259,7 @@ fn not_possible(line: &str, why: &str) -> CommandError {
     CommandError::NotPossible { line: line.to_owned(), why: why.to_owned() }
 }
 
-/// Splits a text at a `;` that is a word of its own, unquoted; returns what stands before and behind it.
+/// Splits a text at a `;` that is a separate word, unquoted; returns the text before and after it.
 fn split_at_separator(text: &str) -> Result<(&str, Option<&str>), WordError> {
     let mut rest = text;
     loop {

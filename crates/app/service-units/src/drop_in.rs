@@ -21,7 +21,7 @@ const FOLDER: &str = "# Folder: made";
 /// The values of `Type=` (systemd.service(5)).
 const TYPES: [&str; 8] = ["simple", "exec", "forking", "oneshot", "dbus", "notify", "notify-reload", "idle"];
 
-/// What a drop-in file holds, and what it was made of.
+/// The contents of a drop-in file, and their origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DropIn {
     /// The unit.
@@ -36,18 +36,37 @@ pub struct DropIn {
     pub commands: Vec<String>,
     /// The folder did not exist before.
     pub made_folder: bool,
-    /// What stands behind the comments.
+    /// The text after the comments.
     pub body: String,
 }
 
+/// The commands of a unit.
+#[derive(Clone, Copy)]
+pub struct UnitCommands<'a> {
+    /// The `ExecStart=` lines.
+    pub lines: &'a [String],
+    /// The commands in these lines.
+    pub parsed: &'a [ExecCommand],
+}
+
+/// The words that a drop-in file puts before a program.
+#[derive(Clone, Copy)]
+pub struct LaunchWords<'a> {
+    /// Path of pagelift.
+    pub pagelift: &'a str,
+    /// The user's words.
+    pub asked: &'a [String],
+    /// The user's words as the chosen way has them.
+    pub options: &'a [String],
+}
+
 impl DropIn {
-    /// Makes the file of `unit`, whose `ExecStart=` lines are `lines`, and `commands` when they are read. `options` are
-    /// `asked` as the way has them, `after` the units that give it pages and images.
+    /// Makes the file of `unit`. `after` are the units that give it pages and images.
     pub fn new(
         unit: &str,
         choice: &Choice,
-        (lines, commands): (&[String], &[ExecCommand]),
-        (pagelift, asked, options): (&str, &[String], &[String]),
+        UnitCommands { lines, parsed: commands }: UnitCommands<'_>,
+        LaunchWords { pagelift, asked, options }: LaunchWords<'_>,
         after: &[String],
     ) -> Self {
         let mut words = vec![if choice.way == Way::AfterStart { "attach" } else { "run" }.to_owned()];
@@ -100,7 +119,7 @@ impl DropIn {
         Some(Self {
             unit: value(UNIT)?,
             way: value(WAY)?,
-            // Files of earlier versions do not tell what was asked from what was chosen.
+            // Files of earlier versions do not distinguish requested from chosen options.
             asked: value(ASKED).map_or_else(|| options.iter().skip(1).cloned().collect(), |asked| words_of(&asked)),
             options,
             commands: comments.clone().filter_map(|line| line.strip_prefix(COMMAND)).map(str::to_owned).collect(),
@@ -124,8 +143,8 @@ impl DropIn {
         service_values([self.body.as_str()], name)
     }
 
-    /// The unit's properties as they would be without this file, which they were read with. What it hides is in `files`, all
-    /// others of the unit in the order in which systemd reads them.
+    /// The unit's properties as they would be without this file, which was in force when they were read. `files`
+    /// contains the files that it hides, and all others of the unit in systemd's order.
     #[must_use]
     pub fn taken_out_of(&self, read: &Properties, files: &[String]) -> Properties {
         let values = |name: &str| service_values(files.iter().map(String::as_str), name);
@@ -149,8 +168,8 @@ impl DropIn {
     }
 }
 
-/// The `Type=` that values of it have, with those of `BusName=`: the last one that systemd knows, or what it takes for want of
-/// one (systemd 252, `service_add_extras()`). It ignores others, an empty one too.
+/// The `Type=` from these values and those of `BusName=`: the last one that systemd knows, or systemd's default
+/// (systemd 252, `service_add_extras()`). It ignores others, also an empty one.
 fn kind(values: &[String], bus_names: &[String]) -> String {
     let usual = if bus_names.iter().any(|name| !name.is_empty()) { "dbus" } else { "simple" };
     let last = values.iter().rev().find(|value| TYPES.contains(&value.as_str()));
@@ -166,7 +185,7 @@ fn service(choice: &Choice, commands: &[ExecCommand], launcher: &Launcher) -> St
     }
     text += &choice.journal_name.iter().map(|name| format!("SyslogIdentifier={name}\n")).collect::<String>();
     if !choice.exec_paths.is_empty() {
-        // Without one of them, as when the store is not mounted, the unit must start nevertheless.
+        // If one is missing, for example because the store is not mounted, the unit must start nevertheless.
         let paths = choice.exec_paths.iter().map(|path| format!("-{}", between_quotes(&path.replace('%', "%%"))));
         text += &format!("ExecPaths={}\n", paths.collect::<Vec<_>>().join(" "));
     }
@@ -191,7 +210,7 @@ fn service(choice: &Choice, commands: &[ExecCommand], launcher: &Launcher) -> St
     text
 }
 
-/// A launcher that lifts only programs of these names, if there are any.
+/// A launcher that lifts only programs with these names, if there are any.
 fn with_only(launcher: &Launcher, names: &[impl AsRef<str>]) -> Launcher {
     let mut launcher = launcher.clone();
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
@@ -218,8 +237,8 @@ mod tests {
         DropIn::new(
             "x.service",
             &choice(way),
-            (&lines, &commands),
-            ("/usr/bin/pagelift", &["--pages=a b".to_owned()], &options),
+            UnitCommands { lines: &lines, parsed: &commands },
+            LaunchWords { pagelift: "/usr/bin/pagelift", asked: &["--pages=a b".to_owned()], options: &options },
             &["y.mount".into()],
         )
     }
@@ -247,7 +266,13 @@ mod tests {
             only.iter().map(|names| names.iter().map(|&name| name.to_owned()).collect()).collect();
         let choice = Choice { only, pages: None, ..choice(Way::Ptrace) };
         let asked = ["--require".to_owned()];
-        let file = DropIn::new("x.service", &choice, (&lines, &commands), ("/bin/pagelift", &asked, &asked), &[]);
+        let file = DropIn::new(
+            "x.service",
+            &choice,
+            UnitCommands { lines: &lines, parsed: &commands },
+            LaunchWords { pagelift: "/bin/pagelift", asked: &asked, options: &asked },
+            &[],
+        );
         let expected = [
             "-/bin/pagelift run --require --only=/opt/x%%y -- /bin/sh -c 'exec /opt/x%%y'",
             "/bin/pagelift run --require -- /bin/b $X",
@@ -326,8 +351,9 @@ mod tests {
         let lines = ["/bin/a".to_owned()];
         let commands = ExecCommand::parse_line(&lines[0]).unwrap();
         for options in [&["--calm".to_owned()][..], &["--calm".to_owned(), "--quiet".to_owned()]] {
-            let words = ("/bin/pagelift", options, options);
-            let file = DropIn::new("x.service", &silent, (&lines, &commands), words, &[]);
+            let words = LaunchWords { pagelift: "/bin/pagelift", asked: options, options };
+            let commands = UnitCommands { lines: &lines, parsed: &commands };
+            let file = DropIn::new("x.service", &silent, commands, words, &[]);
             let quiet = file.options.iter().filter(|word| *word == "--quiet").count();
             assert_eq!((quiet, file.asked.as_slice()), (1, options), "{file:?}");
             assert!(file.body.contains(" --quiet ") && file.body.ends_with(" -- /bin/a\n"), "{file:?}");

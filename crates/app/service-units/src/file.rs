@@ -13,7 +13,7 @@ pub struct Assignment {
     pub value: String,
 }
 
-/// Reads the assignments of a unit file in their order. What systemd ignores is left out.
+/// Reads the assignments of a unit file in their order. Lines that systemd ignores are omitted.
 pub fn assignments(text: &str) -> Vec<Assignment> {
     let (mut found, mut section, mut pending) = (Vec::new(), String::new(), String::new());
     for line in text.trim_start_matches('\u{feff}').lines() {

@@ -1,4 +1,4 @@
-//! What systemd says of a unit (`systemctl show`).
+//! systemd's properties of a unit (`systemctl show`).
 
 use crate::words::first_word;
 use std::collections::BTreeMap;
@@ -55,7 +55,7 @@ pub const NAMES: [&str; 45] = [
 /// `SystemCallErrorNumber=kill` as systemd shows it (`SECCOMP_ERROR_NUMBER_KILL`, systemd 252).
 const KILL: &str = "2147483646";
 
-/// What a service's `SystemCallFilter=` does to a call.
+/// The effect of a service's `SystemCallFilter=` on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallRule {
     /// It is made.
@@ -80,17 +80,17 @@ impl Properties {
         Self(all)
     }
 
-    /// The value, empty where there is none.
+    /// The value, empty if there is none.
     pub fn value(&self, name: &str) -> &str {
         self.0.get(name).and_then(|values| values.first()).map_or("", String::as_str)
     }
 
-    /// True where a boolean property is set.
+    /// True if a boolean property is set.
     pub fn is_set(&self, name: &str) -> bool {
         self.value(name) == "yes"
     }
 
-    /// The words of a list, which systemctl prints between quotes and with escapes where they need them.
+    /// The words of a list, which systemctl prints with quotes and escapes if necessary.
     pub fn list(&self, name: &str) -> Vec<String> {
         words_of(self.value(name))
     }
@@ -106,9 +106,9 @@ impl Properties {
         lines.iter().filter_map(command).collect()
     }
 
-    /// True where the service's standard error is a socket that systemd has passed to it; with `Accept=yes` that is a client's
-    /// connection. What is `inherit` is taken from the input for the output, and from the output for the error; elsewhere
-    /// systemd shows the default in its place (systemd 252, `setup_output()`, `service_fix_stdio()`).
+    /// True if the service's standard error is a socket that systemd has passed to it; with `Accept=yes` that is a
+    /// client's connection. `inherit` is taken from the input for the output, and from the output for the error;
+    /// otherwise systemd shows the default (systemd 252, `setup_output()`, `service_fix_stdio()`).
     pub fn has_socket_for_errors(&self) -> bool {
         let is = |name: &str, words: &[&str]| words.contains(&self.value(name));
         // `fd` is a descriptor of a socket unit, too.
@@ -122,7 +122,7 @@ impl Properties {
         self.0.insert(name.to_owned(), vec![value.to_owned()]);
     }
 
-    /// What the service's filter does to a call.
+    /// The effect of the service's filter on a call.
     pub fn rule(&self, call: &str) -> CallRule {
         let filter = self.value("SystemCallFilter");
         let (denies, names) = filter.strip_prefix('~').map_or((false, filter), |names| (true, names));
@@ -140,7 +140,8 @@ impl Properties {
         }
     }
 
-    /// True where a path may not be executed or mapped executable: the longest of `NoExecPaths=` and `ExecPaths=` counts.
+    /// True if a path may not be executed or mapped executable: the longest matching entry of `NoExecPaths=` and
+    /// `ExecPaths=` decides.
     pub fn forbids_executing(&self, path: &str) -> bool {
         let longest = |name| {
             let folders = self.list(name);
@@ -178,7 +179,7 @@ pub fn words_of(text: &str) -> Vec<String> {
     words
 }
 
-/// True where a path is a folder's or lies in it.
+/// True if a path is the folder or is in it.
 pub fn is_within(path: &str, folder: &str) -> bool {
     let folder = folder.trim_end_matches('/');
     path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

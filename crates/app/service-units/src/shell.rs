@@ -1,8 +1,8 @@
 //! Programs that a shell executes by its own words: `sh -c "…; exec /usr/sbin/mariadbd …"`.
 //!
-//! The words are read as POSIX has them ("Shell Command Language"), as far as it takes to find paths: quotes, substitutions,
-//! redirections, and the places where a command begins. Here-documents, functions and patterns of `case` are not known as
-//! such: a text with them may show a path too many or too few, so the caller looks at each file.
+//! The words are read by the rules of POSIX ("Shell Command Language"), as far as paths require it: quotes,
+//! substitutions, redirections, and the places at which a command begins. Here-documents, functions and patterns of
+//! `case` are not recognised: a text with them may give a path too many or too few, so the caller checks each file.
 
 use crate::command::{ExecCommand, literal_parts};
 use crate::words::first_word;
@@ -27,7 +27,7 @@ pub fn is_shell(path: &str) -> bool {
 /// The programs that the words of a shell execute, by absolute paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecutedPaths {
-    /// The paths, each once: those behind `exec`, or where there is no `exec` those of all commands.
+    /// The paths, each once: those after `exec` or, without `exec`, those of all commands.
     pub paths: Vec<String>,
     /// The shell becomes the program (`exec`), so that its process is the program's.
     pub replaces_shell: bool,
@@ -38,8 +38,8 @@ pub struct ExecutedPaths {
 }
 
 impl ExecCommand {
-    /// The text behind `-c`, as a shell gets it but for the variables that systemd replaces; U+FFFD stands for what specifiers
-    /// stand for.
+    /// The text after `-c`, as a shell gets it except for the variables that systemd replaces; specifiers become
+    /// U+FFFD.
     pub fn shell_text(&self) -> Option<String> {
         let (mut rest, mut values) = (self.arguments.as_str(), 0);
         let (mut has_text, mut takes_options) = (false, true);
@@ -91,7 +91,7 @@ pub fn executed_paths(text: &str) -> ExecutedPaths {
     }
 }
 
-/// What a part of the text was opened by, which tells its end.
+/// The character that opened a part of the text, which determines its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Opened {
     Text,
@@ -100,7 +100,7 @@ enum Opened {
     Backtick,
 }
 
-/// What the next word is.
+/// The kind of the next word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expects {
     Command,
@@ -148,11 +148,11 @@ struct Scanner<'a> {
     unknown: usize,
     /// The word of an `exec` in the command that is read, where that is one of the shell itself.
     exec_of_command: Option<Executed>,
-    /// The command that is read stands behind a `|`: a copy of the shell executes it.
+    /// The command being read is after a `|`: a copy of the shell executes it.
     is_behind_pipe: bool,
 }
 
-/// What an `exec` of the shell itself has added.
+/// The programs that an `exec` of the shell itself has added.
 enum Executed {
     Unknown,
     New(String),
@@ -188,7 +188,7 @@ impl Scanner<'_> {
                 _ => self.word().text.push(sign),
             }
         }
-        // Where something is left open, the shell takes it for an error and executes nothing of it.
+        // If a quote is not closed, the shell reports an error and executes no part.
         if self.outer.is_empty() && !self.frame.is_quoted {
             self.end_word();
         }
@@ -318,7 +318,7 @@ impl Scanner<'_> {
         self.is_behind_pipe = self.outer.is_empty() && sign == '|';
     }
 
-    /// Forgets the `exec` of a command that has ended, which was none of the shell itself where a copy has made it.
+    /// Forgets the `exec` of a command that has ended, which did not concern the shell itself if a copy made it.
     fn end_exec(&mut self, is_copy: bool) {
         if !self.outer.is_empty() {
             return;

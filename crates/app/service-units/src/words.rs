@@ -3,7 +3,7 @@
 
 use thiserror::Error;
 
-/// What separates words.
+/// The separators of words.
 pub const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
 
 /// Why a text has no first word that systemd would accept; it ignores the whole line then.
@@ -42,7 +42,7 @@ pub fn first_word(text: &str) -> Result<Option<(Vec<u8>, &str)>, WordError> {
     if quote.is_some() { Err(WordError::OpenQuote) } else { Ok(Some((word, ""))) }
 }
 
-/// Adds what the escape behind a backslash stands for, or the backslash itself where it is none; returns the rest.
+/// Adds the character of an escape after a backslash, or the backslash itself if it begins no escape; returns the rest.
 fn unescape<'a>(text: &'a str, word: &mut Vec<u8>) -> &'a str {
     let simple = |byte: u8| match byte {
         b'a' => Some(7),
@@ -90,15 +90,15 @@ fn unescape<'a>(text: &'a str, word: &mut Vec<u8>) -> &'a str {
     &text[character.len_utf8()..]
 }
 
-/// The number that so many digits from a place on stand for.
+/// The number in so many digits from a position on.
 fn number(text: &str, from: usize, digits: usize, radix: u32) -> Option<u32> {
     let digits = text.get(from..from + digits)?;
     let all = digits.chars().all(|digit| digit.is_digit(radix));
     all.then(|| u32::from_str_radix(digits, radix).ok()).flatten()
 }
 
-/// A word as it stands in a command line so that systemd reads it as this text: specifiers are escaped, and variables too
-/// where `expands` says that systemd would put in their values.
+/// A word in the form that makes systemd read it as this text: specifiers are escaped, and variables too if `expands`
+/// is true, that is, if systemd would insert their values.
 pub fn quoted(text: &str, expands: bool) -> String {
     let mut word = text.replace('\\', "\\\\").replace('%', "%%");
     if expands {
@@ -107,7 +107,7 @@ pub fn quoted(text: &str, expands: bool) -> String {
     between_quotes(&word)
 }
 
-/// Between double quotes where the text needs them. Backslashes must have been escaped before.
+/// Between double quotes if the text needs them. Backslashes must have been escaped before.
 pub fn between_quotes(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=,:@%$\\".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! What stands against each way in a sandbox.
+//! The obstacles for each way in a sandbox.
 
 use super::{CACHE_CALL, Chooser, Program, Way, paths};
 use crate::properties::{CallRule, is_within};
@@ -28,7 +28,7 @@ const LATER_CALLS: [&str; 6] = ["munmap", "mremap", "madvise", "rt_sigprocmask",
 const NODE_CALL: &str = "mbind";
 
 impl Chooser<'_> {
-    /// What stands against `pagelift run` before the program.
+    /// The obstacles for `pagelift run` before the program.
     pub(super) fn against_prefix(&self) -> Vec<String> {
         let (unit, here) = (self.unit, self.here);
         let mut found: Vec<String> =
@@ -69,7 +69,7 @@ impl Chooser<'_> {
         if self.here.library.is_none() {
             found.push("libpagelift.so is not installed".to_owned());
         }
-        // What starts the programs that are named passes the environment on.
+        // A starter of the named programs passes the environment on.
         let fixed = self.lifted().into_iter().filter(|program| program.is_static);
         found.extend(fixed.map(|program| format!("{} is linked statically", program.path)));
         let options = self.wanted.only_by_ptrace.iter();
@@ -99,9 +99,9 @@ impl Chooser<'_> {
         found
     }
 
-    /// What hides pagelift from `ExecStartPost=+`: the prefix takes away the sandbox but for these (systemd 252 and 257,
-    /// `apply_mount_namespace()`), and a program that is not there is skipped without a failure. In another root one that is
-    /// bound there finds no /proc.
+    /// Settings that hide pagelift from `ExecStartPost=+`: the prefix removes the sandbox except these (systemd 252 and
+    /// 257, `apply_mount_namespace()`), and a missing program is skipped without a failure. With another root, a bound
+    /// program finds no /proc.
     fn against_command_after(&self) -> Vec<String> {
         let program = self.here.pagelift.as_str();
         let root = self.other_root().filter(|_| !self.unit.is_set("RootDirectoryStartOnly"));
@@ -117,15 +117,16 @@ impl Chooser<'_> {
         root.into_iter().chain(hidden).collect()
     }
 
-    /// The setting that gives the service a file system of its own, if one does.
+    /// The setting that gives the service a separate file system, if one does.
     fn other_root(&self) -> Option<String> {
         let roots = ["RootDirectory", "RootImage"].map(|name| (name, self.unit.value(name)));
         let mut others = roots.into_iter().filter(|(_, root)| !["", "/"].contains(root));
         others.next().map(|(name, root)| format!("{name}={root}"))
     }
 
-    /// Why `attach`, which lifts the main process, may find a shell. It finds the program that the shell executes where that
-    /// program leaves its starter (`forking`), or where it says by itself that it has started and the shell has become it.
+    /// The reason why `attach`, which lifts the main process, may find a shell. It finds the program that the shell
+    /// executes if that program leaves its starter (`forking`), or if it reports its own start and the shell has become
+    /// the program.
     fn against_main_process(&self, program: &Program) -> Option<String> {
         let shell = program.shell.as_ref().filter(|_| !self.wanted.only)?;
         let (path, executed) = (&program.path, paths(&shell.programs).join(" or "));
@@ -142,9 +143,9 @@ impl Chooser<'_> {
         }
     }
 
-    /// What would hide the main process from systemd: where no file names it, systemd takes it for the only process in the
-    /// unit's control group whose parent is the first process, which is true of a helper, too (systemd 252,
-    /// `unit_search_main_pid()`).
+    /// Settings that would hide the main process from systemd: without a file that names it, systemd uses the only
+    /// process in the unit's control group whose parent is the first process, which is also true for a helper (systemd
+    /// 252, `unit_search_main_pid()`).
     pub(super) fn against_guessing(&self) -> Option<String> {
         let unit = self.unit;
         let guesses =
@@ -164,7 +165,7 @@ impl Chooser<'_> {
         })
     }
 
-    /// What `SystemCallFilter=` refuses.
+    /// The calls that `SystemCallFilter=` refuses.
     pub(super) fn against_calls(&self, way: Way) -> Vec<String> {
         let mut calls = match way {
             Way::Ptrace => PTRACE_CALLS.to_vec(),
@@ -177,7 +178,7 @@ impl Chooser<'_> {
         let ends = if refused.iter().any(consequence) { "kills a process for" } else { "refuses" };
         let mut found = Vec::new();
         found.extend((!refused.is_empty()).then(|| format!("SystemCallFilter= {ends} {}", refused.join(", "))));
-        // The heap goes on without it where it fails.
+        // The heap continues without it if it fails.
         let places = matches!(self.wanted.heap, HeapPages::Pool(_)) && self.here.several_nodes;
         if places && way != Way::AfterStart && !refused.contains(&NODE_CALL) && self.rule(NODE_CALL) == CallRule::Kills
         {
@@ -188,7 +189,7 @@ impl Chooser<'_> {
         found
     }
 
-    /// What Yama refuses (Documentation/admin-guide/LSM/Yama.rst).
+    /// The calls that Yama refuses (Documentation/admin-guide/LSM/Yama.rst).
     pub(super) fn against_scope(&self, way: Way) -> Option<String> {
         match (self.here.ptrace_scope, way) {
             (0 | 1, _) | (_, Way::Preload) => None,
@@ -213,7 +214,7 @@ impl Chooser<'_> {
         !self.is_confined() || has("CapabilityBoundingSet") && (!self.is_another_user() || has("AmbientCapabilities"))
     }
 
-    /// True where the service does not run as root.
+    /// True if the service does not run as root.
     pub(super) fn is_another_user(&self) -> bool {
         !["", "root", "0"].contains(&self.unit.value("User")) || self.unit.is_set("DynamicUser")
     }
@@ -228,7 +229,7 @@ impl Chooser<'_> {
         why?.first().map(|why| (*why).clone())
     }
 
-    /// What stands against every source of huge pages for code.
+    /// The obstacles for every source of huge pages for code.
     pub(super) fn against_pages(&self, way: Way) -> Option<String> {
         let pages = self.wanted.pages;
         if pages.only_shows()

@@ -4,7 +4,7 @@ use address_space::PageSize;
 const FILTER: &str = "SystemCallErrorNumber=2147483646\nSystemCallFilter=clone wait4 pipe2 prctl process_vm_readv mremap \
                       madvise munmap tgkill rt_sigprocmask statx mmap openat";
 
-/// What only `attach` works with.
+/// A setting with which only `attach` works.
 const FROM_OUTSIDE: &str = "AppArmorProfile=server";
 
 fn here() -> Surroundings {
@@ -202,7 +202,8 @@ fn the_way_that_was_asked_for_is_taken_or_refused() {
     assert!(refused(FROM_OUTSIDE, program(), &heap, &here()).contains("attach has no --calm"));
 }
 
-/// What each value of `--pages` gives by each way, in a sandbox: the pages that are chosen, or a part of the reason against.
+/// The result of each value of `--pages` for each way, in a sandbox: the chosen pages, or a part of the reason against
+/// them.
 #[test]
 fn every_source_is_known_by_every_way() {
     const DENY: &str = "MemoryDenyWriteExecute=yes\n";

@@ -2,7 +2,8 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-/// What systemd would execute, worked out apart from [`ExecCommand`]: `config_parse_exec()` and `replace_env_argv()`.
+/// The command that systemd would execute, computed independently of [`ExecCommand`]: `config_parse_exec()` and
+/// `replace_env_argv()`.
 #[derive(Debug, PartialEq, Eq)]
 struct Executed {
     path: Vec<u8>,
@@ -102,7 +103,7 @@ fn executed(line: &str) -> Vec<Executed> {
     all
 }
 
-/// What the launcher of a command would execute in turn, by the rules of `pagelift run`.
+/// The command that the launcher would execute in turn, by the rules of `pagelift run`.
 fn launched(mut by: Executed, launcher: &Launcher) -> Executed {
     assert_eq!(by.path, launcher.program.as_bytes());
     assert_eq!(by.argv.remove(0), launcher.program.as_bytes());

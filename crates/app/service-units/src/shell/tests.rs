@@ -19,7 +19,7 @@ fn called(paths: &[&str]) -> ExecutedPaths {
     ExecutedPaths { paths: owned(paths), ..ExecutedPaths::default() }
 }
 
-/// What is executed by `exec`: the paths, and whether the shell becomes the program.
+/// The programs executed by `exec`: the paths, and whether the shell becomes the program.
 fn replaced(text: &str) -> (Vec<String>, bool) {
     let executed = executed_paths(text);
     (executed.paths, executed.replaces_shell)
