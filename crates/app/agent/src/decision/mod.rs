@@ -1,0 +1,22 @@
+//! Decisions, as pure functions from facts and rules: which rule a process meets, whether it is settled, what it may be lifted
+//! with, and what forbids it.
+
+mod chance;
+mod facts;
+mod interlocks;
+mod judgement;
+mod progress;
+mod refusal;
+mod request;
+mod selection;
+mod verdict;
+
+pub use chance::excluded;
+pub use facts::{CgroupRoom, Conditions, ExecutedFile, Identity, Program, Standing, Usage};
+pub use interlocks::{BUILT_IN, of_hours, of_machine, of_process};
+pub use judgement::{Judgement, Subject, Surroundings, judge, over_memory};
+pub use progress::{Event, MOST_REFUSALS, Progress, State, Unsettled, cost_of, least_cpu, unsettled};
+pub use refusal::{Reason, Refusal};
+pub use request::{Order, VARIABLE, order};
+pub use selection::{Selection, Unmet, select};
+pub use verdict::{Course, Pending, cost_of_measurement, course, least_cpu_to_measure, most_of_measurement, unpaid};

@@ -1,0 +1,245 @@
+//! Reads what a process runs, once per program: executable, environment, cgroup, user.
+
+use crate::decision::{ExecutedFile, Program, Standing, VARIABLE};
+use address_space::{ElfImage, ProcessStat};
+use linux::bounded::ELF_HEADERS;
+use linux::owner::user_of;
+use machine_facts::{System, cgroup_path};
+use nix::unistd::{Uid, User, geteuid};
+use process_view::{BoundedFile, ProcessFiles, Unanswered, ask_one, executed_metadata, open_executed};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+/// Field of proc_pid_stat(5): address at which the stack began.
+const START_STACK: usize = 28;
+/// Bytes of an environment that are read; what is behind them counts as missing.
+const MOST_ENVIRONMENT: u64 = 1 << 20;
+/// Longest value of a variable that is kept.
+const LONGEST_VALUE: usize = 4096;
+/// Bytes of a file without a build ID that are hashed instead.
+const FIRST_BYTES: usize = 4096;
+
+/// The file that a process executes, as the kernel reports it without opening the file: 5 µs.
+pub fn executed_file(pid: i32) -> Option<ExecutedFile> {
+    let process = ProcessFiles::of(pid);
+    let metadata = executed_metadata(&process)?;
+    let stack = process.bytes("stat").ok().and_then(|stat| ProcessStat::parse(&stat)?.number(START_STACK));
+    Some(ExecutedFile { device: metadata.dev(), inode: metadata.ino(), stack: stack.unwrap_or_default() })
+}
+
+/// Reads what a process runs, with the variables named. A process that does not answer is not waited for.
+///
+/// # Errors
+/// It did not answer.
+pub fn program_of(pid: i32, variables: &BTreeSet<String>) -> Result<Program, Unanswered> {
+    let variables = variables.clone();
+    ask_one(pid, move |process| read(process, &variables))
+}
+
+fn read(process: &ProcessFiles, variables: &BTreeSet<String>) -> Program {
+    let pid = process.pid();
+    let path = |path: &Path| path.to_string_lossy().into_owned();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let cgroup = cgroup_path(&System, &process.text("cgroup").unwrap_or_default(), &mounts);
+    let user = user_of(pid).unwrap_or(u32::MAX);
+    let mut program = Program {
+        exe: process.executed_path().as_deref().map(path).unwrap_or_default(),
+        name: process.name().unwrap_or_default(),
+        unit: unit_of(&cgroup),
+        cgroup,
+        user,
+        owner: executed_metadata(process).map_or(u32::MAX, |metadata| metadata.uid()),
+        user_name: User::from_uid(Uid::from_raw(user)).ok().flatten().map(|user| user.name),
+        environment: environment_of(process, variables),
+        ..Program::default()
+    };
+    if let Ok(Some((file, _))) = open_executed(process) {
+        add_image(&mut program, &file);
+    }
+    program
+}
+
+/// Adds sizes and the build ID of the executable.
+fn add_image(program: &mut Program, file: &File) {
+    let length = file.metadata().map_or(0, |metadata| metadata.len());
+    let image = ElfImage::parse(&object::ReadCache::new(BoundedFile::new(file, length, ELF_HEADERS.bytes())));
+    if let Ok(image) = &image {
+        let never_written = image.segments.iter().filter(|segment| !segment.protection.write);
+        let length = |executable: bool| -> u64 {
+            let segments = never_written.clone().filter(|segment| segment.protection.execute || !executable);
+            segments.map(|segment| segment.memory.len()).fold(0, u64::saturating_add)
+        };
+        (program.text, program.read_only) = (length(true), length(false));
+    }
+    let build_id = image.ok().and_then(|image| image.build_id);
+    program.build = build_id.unwrap_or_else(|| hash_of(file, length));
+}
+
+/// Stands for a file without a build ID.
+fn hash_of(file: &File, length: u64) -> String {
+    let mut bytes = vec![0; FIRST_BYTES];
+    let read = file.read_at(&mut bytes, 0).unwrap_or(0);
+    let mut hash = Sha256::new();
+    hash.update(length.to_le_bytes());
+    hash.update(&bytes[..read]);
+    hash.finalize().iter().take(20).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn environment_of(process: &ProcessFiles, variables: &BTreeSet<String>) -> BTreeMap<String, String> {
+    let mut bytes = Vec::new();
+    if let Ok(file) = File::open(process.path("environ")) {
+        // Bytes read before an error count.
+        let _ = file.take(MOST_ENVIRONMENT).read_to_end(&mut bytes);
+    }
+    parse_environment(&bytes, variables)
+}
+
+/// The first value of each variable, as getenv(3) finds it.
+fn parse_environment(bytes: &[u8], variables: &BTreeSet<String>) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for entry in bytes.split(|byte| *byte == 0) {
+        let text = String::from_utf8_lossy(&entry[..entry.len().min(LONGEST_VALUE)]);
+        if let Some((name, value)) = text.split_once('=')
+            && variables.contains(name)
+        {
+            found.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+        }
+    }
+    // Kubernetes sets a variable to nothing if the annotation that it is made from is missing. That asks for nothing.
+    found.retain(|name, value| name != VARIABLE || !value.trim().is_empty());
+    found
+}
+
+/// The innermost systemd unit of a cgroup's path.
+fn unit_of(cgroup: &str) -> Option<String> {
+    let is_unit = |part: &&str| [".service", ".scope", ".socket", ".mount"].iter().any(|end| part.ends_with(end));
+    cgroup.rsplit('/').find(is_unit).map(str::to_owned)
+}
+
+/// Reads what may exclude a process.
+pub fn standing_of(pid: i32, own_line: &BTreeSet<i32>, scheduling: u32, is_kernel_thread: bool) -> Standing {
+    let process = ProcessFiles::of(pid);
+    let status = process.text("status").unwrap_or_default();
+    let number = |name: &str, at: usize| -> Option<u32> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().nth(at)?.parse().ok()
+    };
+    let tracer = number("TracerPid:", 0).filter(|pid| *pid != 0).map(|pid| pid as i32);
+    // The kernel gives the files of a process to root if its memory is closed to its own user, but not its folder
+    // (fs/proc/base.c, task_dump_owner()).
+    let owner = fs::metadata(process.path("stat")).map(|metadata| metadata.uid()).ok();
+    let effective = number("Uid:", 1);
+    Standing {
+        is_kernel_thread,
+        is_own_line: own_line.contains(&pid),
+        traced_by: tracer,
+        scheduling,
+        is_closed: effective.is_some_and(|user| user != 0 && owner.is_some_and(|owner| owner != user))
+            && geteuid().is_root(),
+    }
+}
+
+/// This process and all above it.
+pub fn own_line() -> BTreeSet<i32> {
+    let mut line = BTreeSet::new();
+    let mut next = Some(std::process::id() as i32);
+    while let Some(pid) = next.filter(|pid| *pid > 0 && line.insert(*pid)) {
+        next = ProcessFiles::of(pid).bytes("stat").ok().and_then(|stat| ProcessStat::parse(&stat)?.parent());
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Stdio;
+
+    #[test]
+    fn the_environment_has_its_first_values() {
+        let wanted = ["A".to_owned(), "PAGELIFT_AGENT".to_owned()].into();
+        let found = parse_environment(b"B=1\0A=x=y\0A=2\0PAGELIFT_AGENT=\0\0=z\0A\0\xff", &wanted);
+        assert_eq!(found, [("A".to_owned(), "x=y".to_owned())].into(), "an empty wish is none");
+        assert_eq!(parse_environment(b"PAGELIFT_AGENT=on\0", &wanted).len(), 1);
+        let long = [b"A=".to_vec(), vec![b'x'; 3 * LONGEST_VALUE]].concat();
+        assert_eq!(parse_environment(&long, &wanted)["A"].len(), LONGEST_VALUE - 2);
+    }
+
+    #[test]
+    fn units_are_found_in_cgroups() {
+        let cgroup_of = |membership: &str| cgroup_path(&System, membership, "");
+        let membership = "4:memory:/x\n1:name=systemd:/system.slice/a.service/worker\n";
+        assert_eq!(cgroup_of(membership), "system.slice/a.service/worker");
+        assert_eq!(unit_of("system.slice/a.service/worker").as_deref(), Some("a.service"));
+        assert_eq!(cgroup_of("4:memory:/docker/abc\n0::/\n"), "docker/abc");
+        assert_eq!((cgroup_of("0::/\nbroken"), unit_of("")), (String::new(), None));
+        assert_eq!(unit_of("user.slice/user@1.service/app.slice/x.scope").as_deref(), Some("x.scope"));
+    }
+
+    #[test]
+    fn this_program_is_read() {
+        let own = std::process::id() as i32;
+        let program = program_of(own, &["PATH".to_owned()].into()).unwrap();
+        assert_eq!(program.exe, std::env::current_exe().unwrap().to_string_lossy());
+        assert!(program.text > 0 && program.read_only >= program.text && program.build.len() >= 16, "{program:?}");
+        assert_eq!(program.environment.get("PATH"), std::env::var("PATH").ok().as_ref());
+        let file = fs::metadata(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(program.owner, file.uid());
+        assert!(executed_file(own).is_some() && executed_file(i32::MAX).is_none());
+    }
+
+    /// dpkg removes the path of a running program, and may change links and rights of the inode before.
+    #[test]
+    fn an_upgrade_of_the_package_is_no_other_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("sleep");
+        fs::copy("/bin/sleep", &program).unwrap();
+        let mut child = std::process::Command::new(&program).arg("60").spawn().unwrap();
+        let pid = child.id() as i32;
+        let before = executed_file(pid);
+        fs::hard_link(&program, folder.path().join("sleep.old")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::remove_file(&program).unwrap();
+        let after = executed_file(pid);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(before.is_some() && before == after, "{before:?} {after:?}");
+    }
+
+    /// A restart of the same file in the same process is one; a time that its owner sets is none.
+    #[test]
+    fn an_exec_is_another_address_space() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("sh");
+        fs::copy("/bin/sh", &program).unwrap();
+        let words = ["-c", "echo first; read x; exec \"$0\" -c 'echo again; read x'", program.to_str().unwrap()];
+        let mut command = std::process::Command::new(&program);
+        let mut child = command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut said).unwrap();
+        let before = executed_file(child.id() as i32).unwrap();
+        File::open(&program).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+        let touched = executed_file(child.id() as i32);
+        child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        output.read_line(&mut said).unwrap();
+        let after = executed_file(child.id() as i32);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!before.was_left_for(touched) && !before.was_left_for(None), "{before:?} {touched:?}");
+        assert!(said == "first\nagain\n" && before.was_left_for(after), "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn this_process_and_those_above_are_its_line() {
+        let (own, line) = (std::process::id() as i32, own_line());
+        assert!(line.contains(&own) && line.contains(&nix::unistd::getppid().as_raw()));
+        assert!(standing_of(own, &line, 0, false).is_own_line);
+        assert_eq!(standing_of(own, &BTreeSet::new(), 3, false), Standing { scheduling: 3, ..Standing::default() });
+    }
+}

@@ -1,0 +1,21 @@
+//! Counts and states of the agent for Prometheus.
+//!
+//! - [`Snapshot`]: what the supervisor knows, filled after each scan.
+//! - [`kernel`]: pools, and counters of the kernel about huge pages.
+//! - [`text`]: OpenMetrics for HTTP, and the older text format for files of node_exporter, which refuses OpenMetrics.
+//! - [`server`]: answers HTTP on loopback or on a Unix socket.
+//! - [`textfile`]: replaces a file by rename.
+//!
+//! No label holds a PID, a path, a container or text that users choose, and a node has at most [`MOST_SERIES`] series.
+
+mod families;
+pub mod kernel;
+mod pauses;
+pub mod server;
+mod snapshot;
+pub mod text;
+pub mod textfile;
+
+pub use families::MOST_SERIES;
+pub use pauses::Pauses;
+pub use snapshot::{LiftResults, Lifted, ProgramGain, Snapshot};

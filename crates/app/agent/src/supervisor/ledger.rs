@@ -1,0 +1,383 @@
+//! The record of lifts in `/run`. It lasts as long as the lifts themselves: until the next boot.
+//!
+//! An entry is written before each lift and again after it, each time as a whole file that replaces the other by rename. After
+//! a crash, "before" without "after" marks a process that must be examined, and not lifted again.
+
+use crate::decision::{ExecutedFile, Identity, Program, Progress, Reason, Refusal};
+use crate::worker::{Answer, Share, SourceBytes};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Version of the format.
+const VERSION: u32 = 1;
+/// Largest size of the file in bytes.
+const LARGEST: u64 = 16 << 20;
+/// Most builds that are blocked; the oldest are forgotten.
+const MOST_BLOCKED: usize = 1000;
+/// Name of the file.
+const NAME: &str = "lifts.json";
+
+/// The file's content.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ledger {
+    version: u32,
+    boot: String,
+    /// Processes on which a worker was started.
+    pub lifts: Vec<Entry>,
+    /// Builds that are not lifted any more.
+    pub blocked: Vec<Block>,
+    /// Counts since the boot.
+    pub counts: Counts,
+}
+
+/// One process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Which.
+    pub identity: Identity,
+    /// The file that it executes.
+    pub file: ExecutedFile,
+    /// Name of the program.
+    pub program: String,
+    /// Build of the program.
+    pub build: String,
+    /// Owner of its file.
+    #[serde(default)]
+    pub owner: u32,
+    /// Name of the rule.
+    pub rule: String,
+    /// cgroup.
+    pub cgroup: String,
+    /// Kinds of memory.
+    pub kinds: Vec<String>,
+    /// Options of the lift, as in the key of verdicts.
+    #[serde(default)]
+    pub options: String,
+    /// State. `lifting` is "before" without "after".
+    pub progress: Progress,
+    /// Bytes on huge pages, as the kernel showed them after the lift.
+    pub covered: u64,
+    /// Bytes that were copied to huge pages, or are huge in the page cache, by source.
+    #[serde(default)]
+    pub sources: Vec<SourceBytes>,
+    /// Bytes of copied code and constants that are no longer on huge pages.
+    #[serde(default)]
+    pub lost: u64,
+    /// Bytes that the lift has made resident.
+    pub resident: u64,
+    /// The part of both that no restore undoes.
+    #[serde(default)]
+    pub lasting: Share,
+    /// Longest pause in microseconds.
+    pub pause_microseconds: u64,
+    /// Seconds since 1970 of the last change.
+    pub changed: u64,
+    /// Why it was refused or undone.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub refusal: Option<Refusal>,
+}
+
+impl Entry {
+    /// The entry before anything is done with a process.
+    pub fn new(
+        identity: Identity,
+        file: ExecutedFile,
+        program: &Program,
+        rule: &str,
+        kinds: &[&str],
+        progress: Progress,
+        changed: u64,
+    ) -> Self {
+        Self {
+            identity,
+            file,
+            program: program.file_name().to_owned(),
+            build: program.build.clone(),
+            owner: program.owner,
+            rule: rule.to_owned(),
+            cgroup: program.cgroup.clone(),
+            kinds: kinds.iter().map(|&kind| kind.to_owned()).collect(),
+            options: String::new(),
+            progress,
+            covered: 0,
+            sources: Vec::new(),
+            lost: 0,
+            resident: 0,
+            lasting: Share::default(),
+            pause_microseconds: 0,
+            changed,
+            refusal: None,
+        }
+    }
+
+    /// Adds the memory of one more lift: an earlier one may have been refused after it had lifted memory in place.
+    #[must_use]
+    pub fn with(self, answer: &Answer) -> Self {
+        Self {
+            covered: self.covered.saturating_add(answer.covered),
+            resident: self.resident.saturating_add(answer.resident),
+            lasting: self.lasting.and(answer.lasting),
+            sources: [self.sources, answer.sources.clone()].concat(),
+            ..self
+        }
+    }
+
+    /// The entry before a lift. Until an answer follows, everything that the lift may add counts as resident.
+    #[must_use]
+    pub fn begun(self, adds: u64) -> Self {
+        let can_be_undone = |kind: &String| ["text", "rodata"].contains(&kind.as_str());
+        let lasts = if self.kinds.iter().all(can_be_undone) { 0 } else { adds };
+        let lasting = self.lasting.and(Share { covered: 0, resident: lasts });
+        Self { resident: self.resident.saturating_add(adds), lasting, ..self }
+    }
+
+    /// The entry after a restore, which leaves memory that was lifted in place.
+    #[must_use]
+    pub fn restored(self, progress: Progress, changed: u64) -> Self {
+        let Share { covered, resident } = self.lasting;
+        Self { progress, covered, resident, changed, sources: Vec::new(), lost: 0, ..self }
+    }
+}
+
+/// A build that is not lifted any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block {
+    /// The build.
+    pub build: String,
+    /// Owner of the file: a copy that another user makes, or a file with the same build ID, is not this build.
+    #[serde(default)]
+    pub owner: u32,
+    /// Name of its program.
+    pub program: String,
+    /// The reason.
+    pub why: String,
+}
+
+/// Counts since the boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Scans.
+    pub scans: u64,
+    /// Scans that the budget of CPU time did not permit.
+    #[serde(default)]
+    pub dropped_scans: u64,
+    /// Lifts.
+    pub lifts: u64,
+    /// Lifts that were undone.
+    pub restored: u64,
+    /// Lifts that mode `observe` has planned and not made.
+    #[serde(default)]
+    pub observed: u64,
+    /// Programs that were killed by a signal, or ended in an unknown way before Linux 6.15, within a minute after their lift, in a
+    /// lift or in a measurement.
+    #[serde(default)]
+    pub crashes: u64,
+    /// Measurements that ended with a decision or undecided.
+    #[serde(default)]
+    pub measurements: u64,
+    /// Blocks of all measurements.
+    #[serde(default)]
+    pub measured_blocks: u64,
+    /// Refusals by reason; a waiting process counts once for each reason.
+    pub refusals: BTreeMap<Reason, u64>,
+}
+
+impl Counts {
+    /// Counts since an earlier moment of this boot.
+    pub(super) fn since(&self, before: &Self) -> Self {
+        let refusals = self.refusals.iter().filter_map(|(&reason, &number)| {
+            let new = number.saturating_sub(before.refusals.get(&reason).copied().unwrap_or(0));
+            (new > 0).then_some((reason, new))
+        });
+        Self {
+            scans: self.scans.saturating_sub(before.scans),
+            dropped_scans: self.dropped_scans.saturating_sub(before.dropped_scans),
+            lifts: self.lifts.saturating_sub(before.lifts),
+            restored: self.restored.saturating_sub(before.restored),
+            observed: self.observed.saturating_sub(before.observed),
+            crashes: self.crashes.saturating_sub(before.crashes),
+            measurements: self.measurements.saturating_sub(before.measurements),
+            measured_blocks: self.measured_blocks.saturating_sub(before.measured_blocks),
+            refusals: refusals.collect(),
+        }
+    }
+}
+
+impl Ledger {
+    /// Reads the file of this boot; an empty ledger if there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is damaged.
+    pub fn load(directory: &Path, boot: &str) -> io::Result<Self> {
+        let fresh = Self { version: VERSION, boot: boot.to_owned(), ..Self::default() };
+        let file = match File::open(directory.join(NAME)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(fresh),
+            Err(error) => return Err(error),
+        };
+        let mut bytes = Vec::new();
+        file.take(LARGEST + 1).read_to_end(&mut bytes)?;
+        let damaged = |why: String| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("{why}; fix: remove the file after `pagelift status`"))
+        };
+        if bytes.len() as u64 > LARGEST {
+            return Err(damaged(format!("more than {} MiB", LARGEST >> 20)));
+        }
+        let ledger: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        if ledger.version != VERSION {
+            return Err(damaged(format!("found version {}, needed {VERSION}", ledger.version)));
+        }
+        Ok(if ledger.boot == boot { ledger } else { fresh })
+    }
+
+    /// Replaces the file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn save(&self, directory: &Path) -> io::Result<()> {
+        replace(directory, NAME, self)
+    }
+
+    /// The entry of a process.
+    pub fn entry(&mut self, identity: Identity) -> Option<&mut Entry> {
+        self.lifts.iter_mut().find(|entry| entry.identity == identity)
+    }
+
+    /// Adds an entry, or replaces the entry of the same process.
+    pub fn put(&mut self, entry: Entry) {
+        match self.entry(entry.identity) {
+            Some(own) => *own = entry,
+            None => self.lifts.push(entry),
+        }
+    }
+
+    /// Why this build in a file of this owner is not lifted any more.
+    pub fn block_of(&self, build: &str, owner: u32) -> Option<Refusal> {
+        let block = self.blocked.iter().find(|block| block.build == build && block.owner == owner)?;
+        Some(Refusal::new(Reason::Blocked, format!("this build is blocked until the next boot: {}", block.why)))
+    }
+
+    /// Blocks a build.
+    pub fn block(&mut self, block: Block) {
+        self.blocked.retain(|other| (&other.build, other.owner) != (&block.build, block.owner));
+        if self.blocked.len() >= MOST_BLOCKED {
+            self.blocked.remove(0);
+        }
+        self.blocked.push(block);
+    }
+
+    /// Counts a refusal.
+    pub fn count(&mut self, reason: Reason) {
+        *self.counts.refusals.entry(reason).or_default() += 1;
+    }
+}
+
+/// Replaces a file by a JSON document, so that its readers see the old or the new one as a whole.
+///
+/// # Errors
+/// The kernel's.
+pub fn replace(directory: &Path, name: &str, document: &impl Serialize) -> io::Result<()> {
+    let (path, next) = (directory.join(name), directory.join(format!(".{name}.new")));
+    let text = foreign_text::escaped_json(&serde_json::to_string(document)?);
+    // Left by an agent that was killed.
+    match fs::remove_file(&next) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = File::options().write(true).create_new(true).mode(0o644).open(&next)?;
+    file.write_all(text.as_bytes())?;
+    file.write_all(b"\n")?;
+    fs::rename(next, path)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::decision::State;
+
+    pub fn entry(pid: i32) -> Entry {
+        Entry {
+            identity: Identity { pid, start: 5 },
+            file: ExecutedFile::default(),
+            program: "a\u{1b}[8m".to_owned(),
+            build: "b".to_owned(),
+            owner: 0,
+            rule: "r".to_owned(),
+            cgroup: String::new(),
+            kinds: vec!["text".to_owned()],
+            options: "text auto".to_owned(),
+            progress: Progress { state: State::Lifting, refusals: 1 },
+            covered: 0,
+            sources: Vec::new(),
+            lost: 0,
+            resident: 0,
+            lasting: Share::default(),
+            pause_microseconds: 0,
+            changed: 1,
+            refusal: None,
+        }
+    }
+
+    #[test]
+    fn a_ledger_lasts_until_the_next_boot() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::load(folder.path(), "boot").unwrap();
+        ledger.put(entry(1));
+        ledger.put(entry(2));
+        ledger.put(Entry { covered: 7, refusal: Some(Refusal::new(Reason::Traced, "x")), ..entry(1) });
+        ledger.block(Block { build: "b".to_owned(), owner: 0, program: "a".to_owned(), why: "it crashed".to_owned() });
+        ledger.count(Reason::Traced);
+        // Left by a killed agent.
+        fs::write(folder.path().join(".lifts.json.new"), "half").unwrap();
+        ledger.save(folder.path()).unwrap();
+        assert_eq!(Ledger::load(folder.path(), "boot").unwrap(), ledger);
+        assert_eq!((ledger.lifts.len(), ledger.lifts[0].covered), (2, 7));
+        assert!(ledger.block_of("b", 0).unwrap().text.ends_with("it crashed") && ledger.block_of("c", 0).is_none());
+        assert!(Ledger::load(folder.path(), "next boot").unwrap().lifts.is_empty());
+        let text = fs::read_to_string(folder.path().join(NAME)).unwrap();
+        assert!(foreign_text::is_printable(text.trim_end()), "{text}");
+    }
+
+    /// A build ID is text in a file that any user can write.
+    #[test]
+    fn a_user_blocks_no_program_of_the_system() {
+        let mut ledger = Ledger::default();
+        let block =
+            |owner, why: &str| Block { build: "b".to_owned(), owner, program: String::new(), why: why.to_owned() };
+        ledger.block(block(1000, "crafted"));
+        assert!(ledger.block_of("b", 1000).is_some() && ledger.block_of("b", 0).is_none());
+        ledger.block(block(0, "real"));
+        ledger.block(block(1000, "crafted again"));
+        assert_eq!(ledger.blocked.len(), 2);
+        assert!(ledger.block_of("b", 0).unwrap().text.ends_with("real"));
+    }
+
+    #[test]
+    fn memory_in_place_stays_after_a_refusal_and_a_restore() {
+        let share = Share { covered: 8, resident: 4 };
+        let refused = Answer { covered: 8, resident: 4, lasting: share, ..Answer::default() };
+        let lifted = Answer { covered: 5, resident: 3, ..Answer::default() };
+        let entry = entry(1).with(&refused).with(&lifted);
+        assert_eq!((entry.covered, entry.resident, entry.lasting), (13, 7, share));
+        let restored = entry.clone().restored(Progress { state: State::Restored, refusals: 0 }, 9);
+        assert_eq!((restored.covered, restored.resident, restored.lasting, restored.changed), (8, 4, share, 9));
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        for text in [
+            "",
+            "{",
+            "[]",
+            "{\"version\":9,\"boot\":\"b\",\"lifts\":[],\"blocked\":[],\"counts\":{\"scans\":0,\"lifts\":0,\"restored\":0,\"refusals\":{}}}",
+        ] {
+            fs::write(folder.path().join(NAME), text).unwrap();
+            assert_eq!(Ledger::load(folder.path(), "b").unwrap_err().kind(), io::ErrorKind::InvalidData, "{text}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Undoes lifts.
+
+use super::action::{Action, Named};
+use super::ledger::{Entry, Ledger};
+use super::spawn::Worker;
+use super::{Agent, unix_time};
+use crate::decision::{Event, Identity, Reason, Refusal, State};
+use crate::discovery::{Sampler, own_identity};
+use crate::rules::Keep;
+use crate::worker::{Answer, Request, Share, Task};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+
+impl Entry {
+    /// The entry's names for messages.
+    pub(super) fn named(&self) -> Named {
+        let (program, rule, build) = (self.program.clone(), self.rule.clone(), self.build.clone());
+        Named { program, identity: self.identity, rule, build }
+    }
+
+    /// The request to undo its lift, or to find out whether there is one.
+    pub(super) fn request(&self, task: Task, state: &Path, supervisor: Identity) -> Request {
+        Request {
+            task,
+            identity: self.identity,
+            file: (task == Task::Restore).then_some(self.file),
+            kinds: self.kinds.clone(),
+            pages: "auto".to_owned(),
+            max_memory: None,
+            state: state.to_owned(),
+            supervisor,
+        }
+    }
+}
+
+/// After a restore that failed, 2, 4, 8 … scans pass before the next try, this often doubled at most.
+const LONGEST_DOUBLING: u32 = 6;
+
+/// Processes whose lift could not be undone: the number of tries, and of scans until the next one.
+#[derive(Debug, Default)]
+pub(super) struct Retries(BTreeMap<Identity, (u32, u32)>);
+
+impl Retries {
+    /// A scan has begun.
+    pub(super) fn tick(&mut self) {
+        for (_, wait) in self.0.values_mut() {
+            *wait = wait.saturating_sub(1);
+        }
+    }
+
+    pub(super) fn failed(&mut self, identity: Identity) {
+        let (tries, wait) = self.0.entry(identity).or_default();
+        *tries = tries.saturating_add(1).min(LONGEST_DOUBLING);
+        *wait = 1 << *tries;
+    }
+
+    pub(super) fn waits(&self, identity: Identity) -> bool {
+        self.0.get(&identity).is_some_and(|(_, wait)| *wait > 0)
+    }
+
+    pub(super) fn waiting(&self) -> BTreeSet<Identity> {
+        self.0.keys().copied().filter(|identity| self.waits(*identity)).collect()
+    }
+
+    pub(super) fn keep(&mut self, is_kept: impl Fn(Identity) -> bool) {
+        self.0.retain(|identity, _| is_kept(*identity));
+    }
+}
+
+impl Entry {
+    /// True if its lift is to be undone: an earlier try has failed, or a measurement of another process has shown a loss.
+    fn is_to_be_undone(&self) -> bool {
+        let reasons = [Reason::Blocked, Reason::NotMeasured, Reason::DoesNotPay];
+        let refused = self.refusal.as_ref().is_some_and(|refusal| reasons.contains(&refusal.reason));
+        self.progress.state == State::Kept && refused
+    }
+}
+
+impl Agent<'_> {
+    /// Undoes one lift that is to be undone. A worker would wait for the lock of the measurement that runs.
+    pub(super) fn undo_due(&mut self) -> io::Result<()> {
+        self.not_restored.tick();
+        if self.measuring.is_some() {
+            return Ok(());
+        }
+        let is_due = |entry: &&Entry| entry.is_to_be_undone() && !self.not_restored.waits(entry.identity);
+        let Some(entry) = self.ledger.lifts.iter().find(is_due).cloned() else { return Ok(()) };
+        let why = entry.refusal.as_ref().map_or(String::new(), |refusal| refusal.text.clone());
+        self.undo_now(entry, why)
+    }
+
+    /// Undoes a lift, or notes that it is to be tried again.
+    pub(super) fn undo_now(&mut self, entry: Entry, why: String) -> io::Result<()> {
+        let named = entry.named();
+        let result = self.worker.perform(&entry.request(Task::Restore, &self.paths.state, self.own));
+        match result.and_then(|answer| answer.refusal.clone().map_or(Ok(answer), Err)) {
+            Ok(answer) if answer.gone => self.forget(entry.identity),
+            Ok(answer) => {
+                self.account(&answer);
+                let progress = entry.progress.after(Event::Undone);
+                self.set(entry.identity, progress);
+                self.ledger.counts.restored += 1;
+                for fork in restored_with(&mut self.ledger, entry.identity, &answer.forks) {
+                    self.set(fork.identity, fork.progress);
+                }
+                self.ledger.put(entry.restored(progress, unix_time()));
+                (self.report)(&Action::Restored { named: named.clone(), bytes: answer.covered, why });
+                warn(self.report, &answer, &named);
+            }
+            Err(error) => {
+                self.not_restored.failed(entry.identity);
+                let reason = entry
+                    .refusal
+                    .as_ref()
+                    .filter(|_| entry.is_to_be_undone())
+                    .map_or(Reason::Blocked, |refusal| refusal.reason);
+                self.ledger.put(Entry { refusal: Some(Refusal::new(reason, why)), ..entry });
+                (self.report)(&Action::NotRestored { named, why: error });
+            }
+        }
+        self.ledger.save(&self.paths.state)
+    }
+
+    /// Marks the lifts of a build, by the same options, that a measurement has shown to lose by it: each is undone by a later scan.
+    pub(super) fn undo_all_of(&mut self, measured: &Entry, why: &str) {
+        let rules = &self.configuration.rules;
+        let must_pay = |name: &str| rules.iter().any(|rule| rule.name == name && rule.keep == Keep::IfItPays);
+        let is_same = |entry: &&mut Entry| {
+            (&entry.build, entry.owner, &entry.options) == (&measured.build, measured.owner, &measured.options)
+        };
+        for entry in self.ledger.lifts.iter_mut().filter(is_same) {
+            if entry.progress.state == State::Kept && must_pay(&entry.rule) {
+                entry.refusal = Some(Refusal::new(Reason::DoesNotPay, why));
+            }
+        }
+    }
+}
+
+/// Undoes all lifts of the ledger, but for processes in `without`. Returns those whose lift could not be undone.
+///
+/// # Errors
+/// The ledger cannot be written.
+pub fn restore_all(
+    ledger: &mut Ledger,
+    worker: &mut dyn Worker,
+    state: &Path,
+    without: &BTreeSet<Identity>,
+    report: &mut dyn FnMut(&Action),
+    why: &str,
+) -> io::Result<BTreeSet<Identity>> {
+    // A process that could not be examined may be lifted.
+    let may_be_lifted = |entry: &Entry| matches!(entry.progress.state, State::Kept | State::Lifting | State::Measuring);
+    let lifted = |entry: &&Entry| may_be_lifted(entry) && !without.contains(&entry.identity);
+    let entries: Vec<Entry> = ledger.lifts.iter().filter(lifted).cloned().collect();
+    let supervisor = own_identity()?;
+    let mut failed = BTreeSet::new();
+    for entry in entries {
+        let named = entry.named();
+        let result = worker.perform(&entry.request(Task::Restore, state, supervisor));
+        match result.and_then(|answer| answer.refusal.clone().map_or(Ok(answer), Err)) {
+            Ok(answer) if answer.gone => ledger.lifts.retain(|other| other.identity != entry.identity),
+            Ok(answer) => {
+                let progress = entry.progress.after(Event::Undone);
+                ledger.put(entry.restored(progress, unix_time()));
+                ledger.counts.restored += 1;
+                report(&Action::Restored { named: named.clone(), bytes: answer.covered, why: why.to_owned() });
+                warn(report, &answer, &named);
+            }
+            Err(error) => {
+                failed.insert(entry.identity);
+                report(&Action::NotRestored { named, why: error });
+            }
+        }
+        ledger.save(state)?;
+    }
+    Ok(failed)
+}
+
+/// Notes that processes that were forked from process `of` are plain, too. Returns their entries.
+pub(super) fn restored_with(ledger: &mut Ledger, of: Identity, forks: &[Identity]) -> Vec<Entry> {
+    let mut changed = Vec::new();
+    for entry in ledger.lifts.iter_mut().filter(|entry| entry.identity != of && forks.contains(&entry.identity)) {
+        if entry.progress.state == State::Kept {
+            *entry = entry.clone().restored(entry.progress.after(Event::Undone), unix_time());
+            changed.push(entry.clone());
+        }
+    }
+    changed
+}
+
+/// Notes that the measurement of process `of` has left processes plain that were forked from it, so that they get their turn
+/// again. Only memory that no restore gives back stays in the ledger. Returns their entries.
+pub(super) fn postponed_with(ledger: &mut Ledger, of: Identity, forks: &[Identity]) -> Vec<Entry> {
+    let mut changed = Vec::new();
+    ledger.lifts.retain_mut(|entry| {
+        if entry.identity == of || !forks.contains(&entry.identity) || entry.progress.state != State::Kept {
+            return true;
+        }
+        let plain = entry.clone().restored(entry.progress.after(Event::UndoneByMeasurement), unix_time());
+        *entry = Entry { refusal: None, ..plain };
+        changed.push(entry.clone());
+        entry.lasting != Share::default()
+    });
+    changed
+}
+
+/// Reports what an answer warns of.
+pub(super) fn warn(report: &mut dyn FnMut(&Action), answer: &Answer, named: &Named) {
+    if let Some(what) = &answer.warning {
+        report(&Action::Failed { what: format!("{named}: {what}") });
+    }
+}
+
+/// Removes the entries of processes that have ended.
+pub fn forget_ended(ledger: &mut Ledger) {
+    let Ok(sampler) = Sampler::now() else { return };
+    ledger.lifts.retain(|entry| sampler.sample(entry.identity.pid).is_some_and(|now| now.identity == entry.identity));
+}
