@@ -1,5 +1,5 @@
-//! The program's allocator where it is linked with musl, whose own allocator maps and unmaps memory for nearly every
-//! page that it allocates.
+//! The program's allocator if it is linked with musl, whose own allocator maps and unmaps memory for nearly every page
+//! that it allocates.
 //!
 //! It is dlmalloc, behind a lock for which a program of one thread pays two instructions: with the mutex of the C
 //! library, locking takes as long as the rest of an allocation.
@@ -38,7 +38,7 @@ impl Allocator {
 }
 
 // SAFETY:
-// - dlmalloc hands out what is asked for, aligned as asked for, and nothing unwinds out of it (`panic = "abort"`).
+// - dlmalloc returns blocks of the requested size and alignment, and no panic unwinds out of it (`panic = "abort"`).
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY:

@@ -1,20 +1,25 @@
 //! The command line's definition; man pages and completions are made from it.
 
 use crate::arguments::bench::BenchArgs;
+use crate::arguments::cost::CostArgs;
 use crate::arguments::heap::{AttachHeapArg, HeapArgs};
-use crate::arguments::policy::{PolicyArgs, choice, with_in_place};
+use crate::arguments::measure_lift::MeasureLiftArgs;
+use crate::arguments::policy::{PolicyArgs, choice, with_in_place, with_running};
+use crate::arguments::process::process_number;
 use crate::arguments::report::ReportArgs;
+use crate::arguments::time::milliseconds;
 use crate::arguments::via::ViaArg;
 use crate::commands::service::{DisableArgs, EnableArgs, EnabledArgs};
 use crate::commands::{
-    align::AlignArgs, cache::CacheArgs, demo::DemoArgs, doctor::DoctorArgs, estimate::EstimateArgs,
+    agent::AgentArgs, align::AlignArgs, cache::CacheArgs, demo::DemoArgs, doctor::DoctorArgs, estimate::EstimateArgs,
     generate::GenerateArgs, image::ImageArgs, perf_map::PerfMapArgs, pool::PoolArgs, probe::ProbeArgs,
-    shootdowns::ShootdownsArgs, stat::StatArgs, stat::rounds::USUAL_STALL, status::StatusArgs,
+    shootdowns::ShootdownsArgs, stat::StatArgs, stat::rounds::USUAL_STALL_WORD, status::StatusArgs,
 };
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use options::Prepare;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Put the code, data and heap of any Linux program on huge pages, without a rebuild.
 #[derive(Parser)]
@@ -93,6 +98,11 @@ pub enum Command {
     Disable(DisableArgs),
     /// List the services that are lifted at each start.
     Enabled(EnabledArgs),
+    /// Lift the programs of a machine by rules.
+    ///
+    /// Finds processes that meet a rule, waits until they have used enough CPU time to pay for a lift, and lifts one at a time in a
+    /// short-lived worker. The rules are TOML files. In mode observe, the default, it only says what it would do.
+    Agent(Box<AgentArgs>),
     /// Write man pages or shell completions.
     #[command(hide = true)]
     Generate(GenerateArgs),
@@ -148,6 +158,10 @@ pub enum MeasuringCommand {
     /// touches, and the TLBs of a CPU are simulated: for the pages of today, for those that `pagelift run` plans, and for
     /// those with whole huge pages of anonymous memory too. The program's own output goes to standard error.
     Estimate(EstimateArgs),
+    /// Decide whether a running program gains by a lift, block by block. Prints one JSON document a line; the program is plain
+    /// afterwards. The agent executes it.
+    #[command(hide = true)]
+    MeasureLift(Box<MeasureLiftArgs>),
     /// Run a bundled program plain and lifted, and compare.
     //
     // After all others, also after those of `pagelift`.
@@ -166,10 +180,7 @@ pub struct MeasuringCli {
 
 /// `pagelift run`.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
-#[command(
-    after_help = "Exit status: that of the program; 127 where it is not found, 126 where it cannot be executed, \
-125 where Pagelift itself fails."
-)]
+#[command(mut_arg("lift", with_in_place))]
 pub struct RunArgs {
     /// What to lift and from where.
     #[command(flatten)]
@@ -177,6 +188,9 @@ pub struct RunArgs {
     /// Whether files are brought into huge folios of the page cache before they are lifted from there.
     #[arg(long, value_parser = choice::<Prepare>(), default_value = "auto")]
     pub prepare: Prepare,
+    /// Limits of the cost.
+    #[command(flatten)]
+    pub cost: CostArgs,
     /// What concerns the heap.
     #[command(flatten)]
     pub heap: HeapArgs,
@@ -184,6 +198,10 @@ pub struct RunArgs {
     /// resident memory; what you have set in the environment stays.
     #[arg(long)]
     pub calm: bool,
+    /// With --lift shared, anon or jit: fill the holes of every block that has any data. Without it a block is lifted that is
+    /// at least 7/8 full.
+    #[arg(long)]
+    pub fill: bool,
     /// How the program is lifted [default: by ptrace; where that is refused, by preload].
     #[arg(long, value_enum)]
     pub via: Option<ViaArg>,
@@ -191,6 +209,10 @@ pub struct RunArgs {
     /// that it leads to.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub only: Vec<String>,
+    /// With --only, print a line for each process, as in the journal of a service [default: for the first one of each name,
+    /// and the sum when CMD ends].
+    #[arg(long, requires = "only")]
+    pub each: bool,
     /// With --only, follow the descendants of lifted programs too. They stay traced as long as they run.
     #[arg(long, requires = "only")]
     pub follow_lifted: bool,
@@ -236,7 +258,7 @@ pub struct OutcomeArgs {
 
 /// `pagelift attach`.
 #[derive(Args, Clone)]
-#[command(mut_arg("lift", with_in_place))]
+#[command(mut_arg("lift", with_running))]
 pub struct AttachArgs {
     /// What to lift and from where.
     #[command(flatten)]
@@ -244,8 +266,13 @@ pub struct AttachArgs {
     /// Whether files are brought into huge folios of the page cache before they are lifted from there.
     #[arg(long, value_parser = choice::<Prepare>(), default_value = "auto")]
     pub prepare: Prepare,
-    /// Number of the process.
-    #[arg(required_unless_present_any = ["all", "unit"], conflicts_with_all = ["all", "unit"])]
+    /// Number of the process, or the name of its program.
+    #[arg(
+        value_name = "PID|NAME",
+        value_parser = process_number,
+        required_unless_present_any = ["all", "unit"],
+        conflicts_with_all = ["all", "unit"]
+    )]
     pub pid: Option<i32>,
     /// All processes that run a program of this name.
     #[arg(long, value_name = "NAME", conflicts_with = "unit")]
@@ -263,7 +290,7 @@ pub struct AttachArgs {
     /// Show the plan only.
     #[arg(long)]
     pub dry_run: bool,
-    /// Stay, and lift what is loaded later.
+    /// Stay, and lift objects that are loaded later, and shared, anonymous and generated memory as it fills.
     #[arg(long, conflicts_with = "dry_run")]
     pub watch: bool,
     /// Fail where anything planned could not be lifted.
@@ -277,8 +304,8 @@ pub struct AttachArgs {
 /// `pagelift detach`.
 #[derive(Args, Clone)]
 pub struct DetachArgs {
-    /// Number of the process.
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    /// Number of the process, or the name of its program.
+    #[arg(value_name = "PID|NAME", value_parser = process_number, required_unless_present = "all", conflicts_with = "all")]
     pub pid: Option<i32>,
     /// All processes that run a program of this name.
     #[arg(long, value_name = "NAME")]
@@ -290,7 +317,7 @@ pub struct DetachArgs {
 
 /// `pagelift inspect`.
 #[derive(Args, Clone)]
-#[command(mut_arg("lift", with_in_place))]
+#[command(mut_arg("lift", with_running))]
 #[command(group = ArgGroup::new("looks").args(["used", "probe"]).multiple(true))]
 pub struct InspectArgs {
     /// What to lift and from where.
@@ -310,11 +337,37 @@ pub struct InspectArgs {
     /// does. The pages that a process uses are counted, too, and compared with that.
     #[arg(long)]
     pub probe: bool,
-    /// With --used or --probe, the longest time in milliseconds for which the process may have to wait for the map of its memory.
+    /// With --used or --probe, the longest time for which the process may have to wait for the map of its memory.
     /// Memory that would take longer is left out.
-    #[arg(long, value_name = "MS", requires = "looks", default_value_t = USUAL_STALL, value_parser = clap::value_parser!(u64).range(1..=60_000))]
-    pub stall: u64,
-    /// An ELF file, or the number of a process.
-    #[arg(value_name = "FILE|PID")]
+    #[arg(long, value_name = "TIME", requires = "looks", default_value = USUAL_STALL_WORD, value_parser = milliseconds(1, 60_000))]
+    pub stall: Duration,
+    /// An ELF file, the number of a process, or the name of its program.
+    #[arg(value_name = "FILE|PID|NAME")]
     pub target: OsString,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Arg, Command, CommandFactory};
+
+    /// Every argument of a command and its subcommands, with the command's name.
+    fn arguments(command: &Command) -> Vec<(String, Arg)> {
+        let own = command.get_arguments().map(|arg| (command.get_name().to_owned(), arg.clone()));
+        own.chain(command.get_subcommands().flat_map(arguments)).collect()
+    }
+
+    #[test]
+    fn processes_have_names_and_times_have_units() {
+        let mut processes = 0;
+        for (command, arg) in arguments(&Cli::command()) {
+            let names: Vec<_> = arg.get_value_names().unwrap_or_default().iter().map(ToString::to_string).collect();
+            let is_bare = |name: &str| ["PID", "SECONDS", "MS", "MILLISECONDS", "DAYS", "N"].contains(&name);
+            assert!(!names.iter().any(|name| is_bare(name)), "{command} {arg}");
+            let takes_process = names.iter().any(|name| name.split('|').any(|part| part == "PID"));
+            assert!(!takes_process || names.iter().any(|name| name.contains("|NAME")), "{command} {arg}");
+            processes += usize::from(takes_process);
+        }
+        assert!(processes >= 10, "{processes}");
+    }
 }

@@ -1,4 +1,4 @@
-//! How a command ends: its exit status, what is said of a failure, and signals that ask for the end.
+//! The end of a command: its exit status, the message of a failure, and signals that request the end.
 
 use crate::output::fail;
 use anyhow::Context;
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 /// Exit status of Pagelift's own failures, as in env(1), nohup(1) and timeout(1).
 pub const OWN_FAILURE: u8 = 125;
 
-/// The status to exit with; a failure is said.
+/// The status to exit with; a failure is printed.
 pub fn finished(result: anyhow::Result<u8>) -> u8 {
     match result {
         Ok(status) => status,

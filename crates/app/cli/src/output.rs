@@ -2,8 +2,10 @@
 //!
 //! Any user can choose names of files, processes and cgroups, and error texts contain such names. The output has no
 //! character that acts on its reader, whatever the input holds: [`Output`] keeps line feeds, since a text has lines;
-//! [`say!`](crate::say) and [`fail`] keep none, since a message is one line.
+//! [`say!`](crate::say) and [`fail`] keep none, since a message is one line. Lines that are wider than the screen are folded
+//! ([`width`]), and the rest is indented, so that no word of a name begins a line.
 
+use crate::width;
 use foreign_text::{escaped_json, is_printable, printable, printable_lines};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -36,7 +38,7 @@ impl Output {
         }
     }
 
-    /// Prints a text of any number of lines; `write!` and `writeln!` call it.
+    /// Prints a text of any number of lines, which are folded to fit the stream; `write!` and `writeln!` call it.
     ///
     /// # Errors
     /// Those of the stream.
@@ -44,11 +46,19 @@ impl Output {
         self.print(&text.to_string())
     }
 
-    /// Prints a text of any number of lines.
+    /// Prints a text of any number of lines, which are folded to fit the stream.
     ///
     /// # Errors
     /// Those of the stream.
     pub fn print(self, text: &str) -> io::Result<()> {
+        self.write(&self.folded(&printable_lines(text)))
+    }
+
+    /// Prints a text whose lines stay whole: what a program reads, or a file.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn print_whole(self, text: &str) -> io::Result<()> {
         self.write(&printable_lines(text))
     }
 
@@ -57,7 +67,7 @@ impl Output {
     /// # Errors
     /// Those of the stream.
     pub fn print_coloured(self, text: &str) -> io::Result<()> {
-        self.write(&with_colours(text))
+        self.write(&self.folded(&with_colours(text)))
     }
 
     /// Clears the screen and prints a text.
@@ -65,7 +75,7 @@ impl Output {
     /// # Errors
     /// Those of the stream.
     pub fn print_screen(self, text: &str) -> io::Result<()> {
-        self.write(&format!("{CLEAR}{}", printable_lines(text)))
+        self.write(&format!("{CLEAR}{}", self.folded(&printable_lines(text))))
     }
 
     /// Prints a value as JSON, with a line feed behind it.
@@ -76,28 +86,50 @@ impl Output {
         Ok(self.write(&json(value)?)?)
     }
 
+    /// Prints a result as JSON, or in the form that `text` returns.
+    ///
+    /// # Errors
+    /// Those of the stream, and of the value.
+    pub fn print_either<T: Serialize>(
+        self,
+        as_json: bool,
+        value: &T,
+        text: impl Fn(&T) -> String,
+    ) -> anyhow::Result<()> {
+        match as_json {
+            true => self.print_json(value),
+            false => Ok(self.print(&text(value))?),
+        }
+    }
+
     /// Prints what clap made of the command line: help, the version, or what is wrong with it. Where a word
     /// of the command line has characters that act on their reader it is one line without colours. `words` is the command
     /// line: where `main` is not Rust's, a static program on musl finds none by `std::env`.
     pub fn print_usage(error: &clap::Error, words: &[OsString]) {
-        // The rendered text has no escape sequences, those of the words neither; print() writes them to a terminal.
-        if words.iter().all(|word| word.to_str().is_some_and(is_printable)) {
-            let _ = error.print();
-        } else {
-            let stream = if error.use_stderr() { Self::Error } else { Self::Standard };
-            let text = error.render().to_string();
+        let stream = if error.use_stderr() { Self::Error } else { Self::Standard };
+        // The rendered text has no escape sequences, nor do the words; print() writes them to a terminal.
+        let text = error.render().to_string();
+        let _ = if !words.iter().all(|word| word.to_str().is_some_and(is_printable)) {
             // A line may have begun in one of the words.
             let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-            let _ = stream.write(&(printable(&lines.join(" ")) + "\n"));
+            stream.write(&(stream.folded(&printable(&lines.join(" "))) + "\n"))
+        } else if stream.folded(&text) == text {
+            error.print()
+        } else {
+            stream.print(&text)
+        };
+    }
+
+    /// The number of columns that its texts fit into; `None` if their lines stay whole.
+    pub fn width(self) -> Option<usize> {
+        match self {
+            Self::Standard => width::of(io::stdout()),
+            Self::Error => width::of(io::stderr()).or_else(width::at_start),
         }
     }
 
-    /// The number of its columns, where it is a terminal.
-    pub fn columns(self) -> Option<usize> {
-        match self {
-            Self::Standard => linux::terminal::columns(io::stdout()),
-            Self::Error => linux::terminal::columns(io::stderr()),
-        }
+    fn folded(self, text: &str) -> String {
+        width::folded(text, self.width())
     }
 
     /// True for a terminal.
@@ -107,6 +139,11 @@ impl Output {
             Self::Error => io::stderr().is_terminal(),
         }
     }
+}
+
+/// Makes all texts of this process fit their streams ([`width`]).
+pub fn fit_screens() {
+    width::fit_screens(io::stderr());
 }
 
 /// A value as JSON that ends with a line feed, without characters that act on their reader.
@@ -137,7 +174,7 @@ fn with_colours(text: &str) -> String {
 
 /// Prints one line to standard error, as `eprintln!` does; [`say!`](crate::say) calls it.
 pub fn say(line: fmt::Arguments<'_>) {
-    let _ = Output::Error.write(&(printable(&line.to_string()) + "\n"));
+    let _ = Output::Error.write(&(Output::Error.folded(&printable(&line.to_string())) + "\n"));
 }
 
 /// Prints one line to standard error, with the arguments of `eprintln!`.
@@ -167,7 +204,7 @@ pub fn fail(error: &anyhow::Error) {
         }
         None => text = format!("pagelift: {}\n", printable(&format!("{error:#}"))),
     }
-    let _ = Output::Error.write(&text);
+    let _ = Output::Error.write(&Output::Error.folded(&text));
 }
 
 #[cfg(test)]

@@ -26,9 +26,11 @@ Operate  doctor      Report what prevents huge pages here, with the fixes
          enable      Lift a systemd service at each start, by a drop-in file
          disable     Remove the drop-in file of enable
          enabled     List the services that are lifted at each start
+         agent       Lift the programs of a machine by rules
          perf-map    Write symbols of lifted code for perf to /tmp/perf-PID.map
 
 Help for a command: pagelift help COMMAND. The version: pagelift --version.
+Lines are folded to fit the terminal, or to COLUMNS. Otherwise they stay whole.
 ";
 
 #[cfg(test)]

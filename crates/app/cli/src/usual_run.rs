@@ -1,14 +1,15 @@
 //! Reads the usual forms of `pagelift run` without making the definitions of all its options, which takes 7 to 9 % of a start of
 //! `/bin/true`.
 //!
-//! What is not one of these forms, or is a mistake, is left to the definition ([`crate::definition::RunCli`]), which also has
-//! the messages. A test compares the two for all short command lines.
+//! Other forms, and mistakes, are left to the definition ([`crate::definition::RunCli`]), which also has the messages.
+//! A test compares the two for all short command lines.
 
+use crate::arguments::cost::CostArgs;
 use crate::arguments::heap::HeapArgs;
 use crate::arguments::policy::PolicyArgs;
 use crate::definition::{OutcomeArgs, RunArgs};
 use address_space::parse_bytes;
-use options::{Choice, Edges, HeapPages, Kind, Kinds, Pages, Prepare, WritablePages};
+use options::{Choice, CostShare, Edges, HeapPages, Kind, Kinds, Pages, Prepare, WritablePages};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
@@ -28,13 +29,13 @@ pub fn read(words: &[OsString]) -> Option<RunArgs> {
         }
         given.push(name);
     };
-    // Whether a later `--` is one of the command's words is for the definition to say.
+    // Whether a later `--` is one of the command's words is decided by the definition.
     let contradicts = args.outcome.quiet && args.outcome.verbose;
     let is_usual = !contradicts && !args.command.is_empty() && args.command.iter().all(|word| word != "--");
     is_usual.then_some(args)
 }
 
-/// Sets one option to the value that is written behind its `=` or, for want of that, to the next word.
+/// Sets one option to the value after its `=` or, without that, to the next word.
 fn set<'a>(
     args: &mut RunArgs,
     name: &str,
@@ -61,6 +62,8 @@ fn set<'a>(
         "--objects" => args.policy.objects = Some(value()?.parse().ok()?),
         "--writable-pages" => args.policy.writable_pages = WritablePages::from_word(value()?).ok()?,
         "--edges" => args.policy.edges = Edges::from_word(value()?).ok()?,
+        "--start-cost" => args.cost.start_cost = Some(value()?.parse().ok()?),
+        "--cost" => args.cost.cost = value()?.parse().ok()?,
         "--prepare" => args.prepare = Prepare::from_word(value()?).ok()?,
         "--heap" => args.heap.heap = value()?.parse().ok()?,
         "--heap-reserve" => args.heap.heap_reserve = Some(parse_bytes(value()?).ok()?),
@@ -96,10 +99,13 @@ fn without_options() -> RunArgs {
             seal: false,
         },
         prepare: Prepare::default(),
+        cost: CostArgs { start_cost: None, cost: CostShare::default() },
         heap: HeapArgs { heap: HeapPages::default(), heap_reserve: None, heap_allocator: None },
         calm: false,
+        fill: false,
         via: None,
         only: Vec::new(),
+        each: false,
         follow_lifted: false,
         require: false,
         dry_run: false,
@@ -129,6 +135,8 @@ mod tests {
         "--writable-pages",
         "--edges",
         "--prepare",
+        "--start-cost",
+        "--cost",
         "--heap",
         "--heap-reserve",
         "--report",
@@ -142,6 +150,9 @@ mod tests {
         "3M",
         "0",
         "1.5G",
+        "5ms",
+        "0.5%",
+        "any",
         "text",
         "text,rodata",
         "text,",
@@ -173,7 +184,7 @@ mod tests {
         }
     }
 
-    /// What is read is what the definition reads.
+    /// The result equals the definition's.
     fn compare(words: &[OsString]) -> bool {
         let read = read(words);
         if let Some(args) = &read {

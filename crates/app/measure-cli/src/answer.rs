@@ -1,10 +1,11 @@
 //! Formats the answer of `pagelift bench`; pure.
 
+use bench::{Ended, Progress};
+use bench_report::decision::{advice, decision};
 use bench_report::switch_cost::{SwitchCost, cpu_cost, switch_cost};
 use bench_report::words::{self, interval, said};
 use bench_report::{latency, visible};
-use experiment::record::{Design, Record};
-use experiment::{Ended, Progress};
+use measure::record::{Design, Record};
 use measure::toggle::{Answer, ArmAnswer};
 use serde_json::json;
 
@@ -40,6 +41,9 @@ pub fn answer(record: &Record) -> String {
     lines.extend(words::translation(record));
     lines.extend(words::walks(record));
     lines.extend(words::end(record));
+    let advice = advice(record);
+    lines.push(format!("{}: {}", advice.headline, advice.reason));
+    lines.extend(advice.next.map(|next| format!("next: {next}")));
     lines.iter().map(|line| visible(line) + "\n").collect()
 }
 
@@ -51,7 +55,7 @@ fn windows(design: Design) -> &'static str {
     }
 }
 
-/// What a lift costs, and after how long a gain has paid for it: a line for each arm.
+/// The cost of a lift, and the time after which a gain has paid for it: a line for each arm.
 fn switches(record: &Record, answer: &Answer) -> Vec<String> {
     let line = |(number, name): (usize, &String)| {
         let SwitchCost { cpu, pause, switches, paid_back } = switch_cost(record, answer, number)?;
@@ -65,7 +69,7 @@ fn switches(record: &Record, answer: &Answer) -> Vec<String> {
     record.header.arms.iter().enumerate().filter_map(line).collect()
 }
 
-/// Why the experiment could not go on.
+/// The reason why the experiment could not continue.
 pub fn failure(record: &Record) -> Option<String> {
     match record.ended() {
         Some(Ended::Failed(why)) => Some(visible(why)),
@@ -82,6 +86,7 @@ pub fn json(record: &Record) -> anyhow::Result<String> {
     let value = json!({
         "header": record.header,
         "findings": findings(&answer),
+        "decision": decision(record).map(|(_, decision)| decision),
         "answer": answer,
         "nothing_lifted": nothing,
         "steady": steady,

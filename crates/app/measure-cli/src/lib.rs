@@ -13,10 +13,11 @@ use cli::definition::MeasuringCommand;
 /// Runs one of the commands and returns its exit status.
 ///
 /// # Errors
-/// What the command could not do, in words for the user.
+/// The failure of the command, in words for the user.
 pub fn run(command: &MeasuringCommand) -> anyhow::Result<u8> {
     match command {
         MeasuringCommand::Bench(args) => bench::run(args)?,
+        MeasuringCommand::MeasureLift(args) => bench::measure_lift(args)?,
         MeasuringCommand::Report(args) => report::run(args)?,
         MeasuringCommand::Stat(args) => return commands::stat::run(args),
         MeasuringCommand::Probe(args) => commands::probe::run(args)?,

@@ -1,12 +1,12 @@
-//! `pagelift report`: pages for people of what `pagelift bench -o` has recorded.
+//! `pagelift report`: pages for people from the records of `pagelift bench -o`.
 
 use anyhow::{Context, bail, ensure};
+use bench::record::read;
 use bench_report::{MOST_RECORDS, Source, html, markdown};
 use cli::arguments::report::ReportArgs;
 use cli::commands::reading::confine_to;
 use cli::output::Output;
 use confinement::Reads;
-use experiment::record::read;
 use linux::written_file::{Target, target};
 use process_view::open_regular_file;
 use std::fs::{File, Permissions};
@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Where the page goes if nothing is said.
+/// The default path of the page.
 const PAGE: &str = "pagelift-report.html";
 
 /// Reads the records and writes the page.
@@ -30,7 +30,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let output = args.output.clone().or_else(|| (!is_markdown).then(|| PathBuf::from(PAGE)));
     match output.filter(|path| path != Path::new("-")) {
         Some(path) => write(&path, args.output.is_some(), &args.files, &page),
-        None => Ok(Output::Standard.print(&page)?),
+        None => Ok(Output::Standard.print_whole(&page)?),
     }
 }
 

@@ -1,13 +1,13 @@
 //! The `pagelift` program.
 //!
-//! It has a `main` of its own, not Rust's: the runtime would ignore SIGPIPE and open closed standard descriptors, and
-//! `pagelift run` must hand both to the program just as they came.
+//! It has its own `main`, not Rust's: the runtime would ignore SIGPIPE and open closed standard descriptors, and
+//! `pagelift run` must pass both to the program unchanged.
 #![cfg_attr(not(test), no_main)]
 
-use clap::{CommandFactory, Parser};
 use cli::commands;
 use cli::definition::{Cli, Command, RunCli};
 use cli::exit::{OWN_FAILURE, finished};
+use cli::help;
 use cli::output::Output;
 use cli::usual_run;
 use std::ffi::{CStr, OsStr, OsString, c_char};
@@ -29,6 +29,7 @@ pub unsafe extern "C" fn main(count: i32, arguments: *const *const c_char) -> i3
     // SAFETY:
     // - the caller's promise.
     let words = unsafe { words(count as usize, arguments) };
+    cli::output::fit_screens();
     let status = match parse(&words) {
         Ok(cli) => run(cli, &words),
         Err(error) => {
@@ -55,9 +56,9 @@ fn parse(words: &[OsString]) -> Result<Cli, clap::Error> {
         if let Some(args) = usual_run::read(&words[2..]) {
             return Ok(Cli { command: Command::Run(args) });
         }
-        return RunCli::try_parse_from(words.iter().skip(1)).map(Cli::from);
+        return help::parse::<RunCli>(words[1..].iter().cloned()).map(Cli::from);
     }
-    Cli::try_parse_from(words)
+    help::parse(words.iter().cloned())
 }
 
 fn run(cli: Cli, words: &[OsString]) -> u8 {
@@ -80,7 +81,8 @@ fn run(cli: Cli, words: &[OsString]) -> u8 {
         Command::Enable(args) => commands::service::enable(args),
         Command::Disable(args) => commands::service::disable(args),
         Command::Enabled(args) => commands::service::enabled(args),
-        Command::Generate(args) => commands::generate::run(args, Cli::command()),
+        Command::Agent(args) => return commands::agent::run(args),
+        Command::Generate(args) => commands::generate::run(args, help::definition::<Cli>()),
     };
     finished(result.map(|()| 0))
 }

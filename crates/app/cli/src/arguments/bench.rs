@@ -1,6 +1,8 @@
 //! `pagelift bench`: what it measures, how long, and what it prints.
 
 use super::policy::PolicyArgs;
+use super::process::process_number;
+use super::time::{DAY, SECOND, milliseconds, seconds};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args};
 use options::{Choice, Pages};
@@ -23,14 +25,18 @@ pub struct BenchArgs {
     /// g++, postgres of setpriv.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["toggle", "from"])]
     pub only: Vec<String>,
+    /// Drop the program's files from the page cache before plain runs, since a lift leaves them in huge folios there, which
+    /// plain runs then use, too. One run that does not count follows. Files that other processes map stay as they are.
+    #[arg(long, conflicts_with_all = ["toggle", "server", "from"])]
+    pub cold_plain: bool,
     /// Instead of lifting, compare this command, or this server, with the plain one. CMD, or NAME: CMD; can be given several
     /// times.
     #[arg(long, value_name = "CMD", conflicts_with_all = ["arms", "toggle", "from"])]
     pub against: Vec<String>,
-    /// Lift this process and put it back, in random blocks, under its own load; without a number the server of the command,
+    /// Lift this process and put it back, in random blocks, under its own load; without a value the server of the command,
     /// which is started, loaded by --load and ended: its code and read-only data, since huge pages below writable memory cannot
     /// be taken back.
-    #[arg(long, value_name = "PID", num_args = 0..=1, value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_name = "PID|NAME", num_args = 0..=1, value_parser = process_or_server)]
     pub toggle: Option<Option<i32>>,
     /// Instead of lifting, switch by shell commands: to the state that is compared, and back to plain. {pid} becomes the number
     /// of the process.
@@ -47,18 +53,18 @@ pub struct BenchArgs {
     /// What work is divided by: CPU time of the process, or time [default: cpu with --toggle and --server, else time].
     #[arg(long, value_enum)]
     pub per: Option<PerArg>,
-    /// Time for all of it: 90, 90s, 5m.
-    #[arg(long = "for", value_name = "TIME", default_value = "5m", value_parser = duration)]
+    /// Time for the whole measurement: 90s, 5m, 2h.
+    #[arg(long = "for", value_name = "TIME", default_value = "5m", value_parser = seconds(SECOND, 12 * DAY))]
     pub time: Duration,
     /// End as soon as the interval reaches no further than this to either side: 0.5%.
     #[arg(long, value_name = "PERCENT", value_parser = share)]
     pub resolution: Option<f64>,
     /// Length of a window or a burst, of which a block has four.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 400, requires = "bursts", value_parser = clap::value_parser!(u64).range(10..=600_000))]
-    pub window: u64,
+    #[arg(long, value_name = "TIME", default_value = "400ms", requires = "bursts", value_parser = milliseconds(10, 600_000))]
+    pub window: Duration,
     /// What is dropped after each switch, from one state or server to another.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 100, requires = "bursts", value_parser = clap::value_parser!(u64).range(0..=600_000))]
-    pub settle: u64,
+    #[arg(long, value_name = "TIME", default_value = "100ms", requires = "bursts", value_parser = milliseconds(0, 600_000))]
+    pub settle: Duration,
     /// Leave pauses and copies of the lifts out: what a lift brings once it is made. Else they count in the lifted windows, and
     /// both answers are printed.
     #[arg(long, requires = "toggle")]
@@ -90,7 +96,7 @@ pub struct BenchArgs {
 /// One of `--arms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArmArg {
-    /// What the others are compared with, named or not.
+    /// The baseline of the comparison, named or not.
     Plain,
     /// Nothing is lifted, and the allocator keeps its memory.
     Calm,
@@ -120,7 +126,7 @@ pub enum PerArg {
     Time,
 }
 
-/// What is said of servers and their load.
+/// The arguments about servers and their load.
 #[derive(Args, Clone)]
 pub struct ServerArgs {
     /// Start this server plain, lifted, and plain again as the control, each with {port} and {dir} of its own, and load one at
@@ -153,16 +159,9 @@ pub struct ServerArgs {
     pub starts: u32,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    let (number, factor) = match text.strip_suffix(['s', 'm', 'h']) {
-        Some(number) if text.ends_with('m') => (number, 60.0),
-        Some(number) if text.ends_with('h') => (number, 3600.0),
-        Some(number) => (number, 1.0),
-        None => (text, 1.0),
-    };
-    let seconds = number.parse::<f64>().ok().map(|number| number * factor);
-    let seconds = seconds.filter(|seconds| (1.0..=1e6).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "needed: a time of one second or more: 90, 90s, 5m".to_owned())
+/// Reads a process, not a command.
+fn process_or_server(word: &str) -> Result<i32, String> {
+    process_number(word).map_err(|error| format!("{error}; for a server that is started here: --toggle -- SERVER"))
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -176,11 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_shares() {
-        assert_eq!(duration("90").unwrap(), Duration::from_secs(90));
-        assert_eq!(duration("5m").unwrap(), Duration::from_secs(300));
-        assert_eq!(duration("1.5s").unwrap(), Duration::from_millis(1500));
-        assert!(duration("m").is_err() && duration("0").is_err() && duration("-5").is_err());
+    fn shares_are_percentages() {
         assert_eq!(share("0.5%").unwrap(), 0.005);
         assert_eq!(share("2").unwrap(), 0.02);
         assert!(share("0").is_err() && share("half").is_err());

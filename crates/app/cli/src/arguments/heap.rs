@@ -41,7 +41,7 @@ pub struct HeapArgs {
 }
 
 impl HeapArgs {
-    /// What the arguments ask for.
+    /// The options that the arguments request.
     pub fn options(&self) -> HeapOptions {
         HeapOptions {
             pages: self.heap,

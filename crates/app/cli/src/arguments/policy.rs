@@ -1,4 +1,4 @@
-//! What to lift and from where: options that all commands share which plan.
+//! The memory to lift, and its source: options that all planning commands share.
 
 use address_space::{PageSize, parse_bytes};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -14,10 +14,16 @@ pub fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
 /// The word of `--lift` for all kinds.
 const ALL_KINDS: &str = "all";
 
-/// Adds the kinds that are lifted in place to the values of `--lift`, for commands on running processes.
-pub fn with_in_place(lift: Arg) -> Arg {
+/// Adds the kinds of memory that running processes have besides objects to the values of `--lift`.
+pub fn with_running(lift: Arg) -> Arg {
     let all = PossibleValue::new(ALL_KINDS).help("All of these");
     lift.value_parser(kinds(shown_kinds(|_| true).chain([all])))
+}
+
+/// Adds the kinds of memory that are lifted in place as a program fills it.
+pub fn with_in_place(lift: Arg) -> Arg {
+    let all = PossibleValue::new(ALL_KINDS).help("All of these");
+    lift.value_parser(kinds(shown_kinds(|kind| kind != Kind::Files).chain([all])))
 }
 
 /// Reads one of the kinds that a program has at its start.

@@ -1,21 +1,24 @@
 //! `pagelift align`.
 
 mod folder;
+pub mod kept;
 mod obstacles;
 mod relayout;
 
-use crate::output::Output;
+use crate::arguments::policy::choice;
+use crate::output::{Failures, Output};
 use crate::say;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
-use elf_alignment::{AlignError, Former, NewAlign, Segments, record};
-use file_replacement::{Change, Patch, ReplaceError, replace};
 use foreign_text::quoted_path;
 use linux::bounded::ELF_HEADERS;
 use linux::pages::transparent_huge_page;
 use object::{ReadCache, ReadRef};
-use obstacles::obstacle;
+use obstacles::{Obstacle, Package, obstacle};
+use options::Edges;
+use page_cache::alignment::{AlignError, Former, NewAlign, Segments, record};
+use page_cache::replacement::{Change, Patch, ReplaceError, replace};
 use process_view::{BoundedFile, FileIdentity, open_regular_file, printable};
 use std::ffi::CString;
 use std::fs::File;
@@ -44,27 +47,51 @@ pub struct AlignArgs {
     /// Write the result of `--relayout` to another file, and leave FILE as it is.
     #[arg(long, short, value_name = "OUT", requires = "relayout", conflicts_with_all = ["check", "undo"])]
     output: Option<PathBuf>,
+    /// With `--relayout`: what to do where read-only data and code share a huge page.
+    #[arg(long, value_parser = choice::<Edges>(), default_value = "exact", requires = "relayout")]
+    edges: Edges,
     /// Also change files that are signed, measured or belong to a package, and if the former values cannot be kept. With
     /// `--relayout` also programs with privileges, and files with unknown data behind the last section.
     #[arg(long)]
     force: bool,
     /// With `--relayout`: change all programs and shared objects in a folder, such as an unpacked layer of an image. Lists
     /// each changed file, and the reason for each kept file that would gain.
-    #[arg(long, value_name = "DIR", requires = "relayout", conflicts_with_all = ["file", "output", "undo"])]
+    #[arg(long, value_name = "DIR", requires = "relayout", conflicts_with_all = ["files", "output", "undo"])]
     root: Option<PathBuf>,
-    /// A program or shared object.
+    /// Programs or shared objects.
     #[arg(value_name = "FILE", required_unless_present = "root")]
-    file: Option<PathBuf>,
+    files: Vec<PathBuf>,
+}
+
+impl AlignArgs {
+    /// The options for a file in the list of `pagelift cache keep`.
+    fn for_list() -> Self {
+        Self {
+            check: false,
+            undo: false,
+            relayout: true,
+            output: None,
+            edges: Edges::Exact,
+            force: false,
+            root: None,
+            files: Vec::new(),
+        }
+    }
 }
 
 /// Aligns a file's segments, or says what that would bring.
 pub fn run(args: &AlignArgs) -> anyhow::Result<()> {
     let huge = transparent_huge_page()
         .context("found a kernel without transparent huge pages, needed CONFIG_TRANSPARENT_HUGEPAGE")?;
-    match (&args.root, &args.file) {
+    match (&args.root, args.files.as_slice()) {
         (Some(root), _) => folder::run(args, root, huge),
-        (None, Some(path)) => align(args, path, huge),
-        (None, None) => bail!("found neither a file nor --root, needed one"),
+        (None, [path]) => align(args, path, huge),
+        (None, _) if args.output.is_some() => bail!("found several files, needed one for --output"),
+        (None, files) => {
+            let errors = files.iter().filter_map(|path| align(args, path, huge).err());
+            let failed: Vec<String> = errors.map(|error| format!("{error:#}")).collect();
+            if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
+        }
     }
 }
 
@@ -75,7 +102,7 @@ fn align(args: &AlignArgs, path: &Path, huge: PageSize) -> anyhow::Result<()> {
     };
     let identity = FileIdentity::of(&file.metadata()?);
     let data = ReadCache::new(BoundedFile::new(&file, identity.size, ELF_HEADERS.bytes()));
-    let target = Target { args, path, name: &name, file: &file, identity };
+    let target = Target { args, asker: Asker::Command, path, name: &name, file: &file, identity };
     if args.relayout && !args.undo {
         return relayout::run(&target, &data, huge).context(name.clone());
     }
@@ -146,9 +173,41 @@ fn flags(huge: PageSize) -> String {
 /// Extended attributes to be set, or removed if there is no value.
 type Attributes = Vec<(CString, Option<Vec<u8>>)>;
 
+/// The origin of a request for a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asker {
+    /// This command.
+    Command,
+    /// The list of `pagelift cache keep`.
+    List {
+        /// True if a file of a package may be changed.
+        packaged: bool,
+    },
+}
+
+impl Asker {
+    fn accepts(self, obstacle: &Obstacle) -> bool {
+        self == Self::List { packaged: true } && matches!(obstacle, Obstacle::Package(_))
+    }
+
+    /// The fix for an obstacle, for messages.
+    fn fix(self, obstacle: &Obstacle, path: &Path) -> String {
+        let list = "or list it under `relayout-packaged`";
+        match (self, obstacle) {
+            (Self::List { .. }, Obstacle::Package(Package { is_of_dpkg: true, .. })) => {
+                let path = quoted_path(path);
+                format!("`dpkg-divert --local --no-rename --divert {path}.distrib --add {path}`, {list}")
+            }
+            (Self::List { .. }, Obstacle::Package(_)) => format!("build it yourself, {list}"),
+            _ => "build it yourself with the flags that --check prints, or --force".to_owned(),
+        }
+    }
+}
+
 /// The file to be changed.
 struct Target<'a> {
     args: &'a AlignArgs,
+    asker: Asker,
     path: &'a Path,
     /// Its path, printable.
     name: &'a str,
@@ -162,8 +221,9 @@ impl Target<'_> {
         let args = self.args;
         if !args.force
             && let Some(obstacle) = obstacle(self.path, self.file)?
+            && !self.asker.accepts(&obstacle)
         {
-            bail!("{obstacle}; fix: build it yourself with the flags that --check prints, or --force");
+            bail!("{obstacle}; fix: {}", self.asker.fix(&obstacle, self.path));
         }
         let change = Change { attributes, only_if: Some(self.identity), ..change };
         match replace(self.path, &change) {

@@ -1,124 +1,195 @@
 //! `pagelift attach` and `pagelift detach`: lift a program that runs, and put it back.
 
+mod watch;
+
 use super::reading::{keeps_rights, limit_reads};
 use super::service::control_group;
+use super::status::explain;
 use crate::arguments::heap::AttachHeapArg;
 use crate::definition::{AttachArgs, DetachArgs};
 use crate::output::{Failures, Output};
 use crate::say;
-use crate::text::{heap, in_place, pause::pause, table};
+use crate::text::in_place::{self, Told};
+use crate::text::{heap, pause::pause, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
+use health::Standing;
 use lift_plan::Plan;
+use linux::process_handle::ProcessHandle;
 use options::Policy;
-use process_view::{ObjectReader, ObservationError};
+use process_view::coverage::ProcessMemory;
+use process_view::{ObjectReader, ObservationError, OneByOne};
 use session::inspect::Inspection;
 use session::running::{
-    AttachOptions, Attached, Chosen, Detached, Selected, Watch, answering, attach as lift, detach as put_back,
-    plan_attach,
+    AttachOptions, Attached, Chosen, Detached, Members, Selected, Watches, answering, attach as lift,
+    detach as put_back, plan_attach, with_process,
 };
-use session::shared::{InPlace, InPlaceOptions, InPlaceReport, InPlaceReports, lift_in_place, plan_in_place};
+use session::shared::{
+    Growing, InPlace, InPlaceAmounts, InPlaceOptions, InPlaceReport, InPlaceReports, added, plan_in_place,
+};
 use session::{LiftReport, SessionError, process_name, program_name};
-use std::thread;
-use std::time::Duration;
-
-/// Interval at which `--watch` looks for newly loaded objects.
-const WATCH_EVERY: Duration = Duration::from_secs(1);
+use std::sync::Arc;
+use watch::{GrowingFamily, GrowingMemory, watch};
 
 /// Lifts.
 pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     limit_reads();
     let group = args.unit.as_deref().map(control_group).transpose()?;
-    let chosen = match &group {
-        Some(group) => Chosen::ByCgroup(group),
-        None => by_program(args.all.as_deref()),
-    };
+    let chosen = chosen(args, group.as_deref());
     let pids = targets(args.pid, chosen)?;
     let kinds = args.policy.policy().kinds;
     let in_place: Vec<_> = InPlace::ALL.into_iter().filter(|memory| kinds.contains(memory.kind())).collect();
     if args.fill && in_place.is_empty() {
         bail!("--fill concerns shared, anonymous and generated memory only; needed: --lift shared, anon or jit");
     }
-    if args.watch && !in_place.is_empty() {
-        bail!(
-            "--watch lifts neither shared nor anonymous nor generated memory; needed: `pagelift attach --lift shared` (or anon, \
-             jit) alone, and again once the program has filled more of it"
-        );
-    }
-    let mut failed = Vec::new();
-    let mut told = lift_each(args, &pids, chosen, &in_place)?;
+    let mut memory = MemoryLeft(args.policy.max_memory);
+    let (told, family) = lift_each(args, &pids, chosen, &in_place, &mut memory)?;
+    let (mut failed, mut objects) = (Vec::new(), Watches::of(&[]));
+    let mut lifts = Lifts { args: Arc::new(args.clone()), group: group.clone(), threads: OneByOne::default() };
+    let mut state = State { reader: ObjectReader::new(), told, memory };
     // Other kinds stop the threads of the program.
-    if !kinds.usual().is_empty() || args.heap != AttachHeapArg::Off {
-        failed = attach_each(args, &pids, chosen, &mut told);
+    if !kinds.planned().is_empty() || args.heap != AttachHeapArg::Off {
+        (failed, objects) = attach_each(&mut lifts, &pids, &mut state);
     }
-    if let Some(told) = told {
+    if let Some(told) = state.told.take() {
         write_alone(args, pids[0], told)?;
-    }
-    if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
-}
-
-/// Lifts everything but what is lifted in place, process by process. Returns what failed.
-fn attach_each(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>, told: &mut Option<InPlaceReports>) -> Vec<String> {
-    let mut reader = ObjectReader::new();
-    let (pids, silent) = answering(pids);
-    // Watched from before the first lift, so that objects loaded during it are noticed.
-    let watched = if args.watch { pids.iter().map(|&pid| Watch::new(pid)).collect() } else { Vec::new() };
-    let mut failed: Vec<String> = silent.iter().map(ToString::to_string).collect();
-    for &pid in &pids {
-        let process = Selected { chosen, ..Selected::by_number(pid) };
-        if let Err(error) = attach_one(args, &process, &mut reader, told)
-            && !process.has_gone()
-        {
-            failed.push(refusal(pid, &error));
-        }
     }
     if args.watch {
         // Refusals at the beginning of a watch are printed at once, not at its end.
         failed.iter().for_each(|line| say!("pagelift: {line}"));
-        watch(args, watched, &mut reader);
+        watch(&mut lifts, (objects, family), &mut state);
         failed.iter_mut().for_each(|line| line.insert_str(0, "at the beginning: "));
     }
-    failed
+    if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
 }
 
-/// Lifts memory in place, of all processes together, or shows the plan. Returns the outcome if a report is to have it.
-fn lift_each(
+/// The rest of `--max-memory`, one limit for all kinds of memory and all processes of a command.
+#[derive(Clone, Copy, Default)]
+struct MemoryLeft(Option<u64>);
+
+impl MemoryLeft {
+    fn spend(&mut self, bytes: u64) {
+        self.0 = self.0.map(|left| left.saturating_sub(bytes));
+    }
+}
+
+/// The lifts, process by process.
+struct Lifts {
+    args: Arc<AttachArgs>,
+    /// The control group of the processes.
+    group: Option<String>,
+    threads: OneByOne,
+}
+
+/// The state that one lift passes to the next.
+#[derive(Default)]
+struct State {
+    reader: ObjectReader,
+    /// Reports of lifts in place, for the next report.
+    told: Option<InPlaceReports>,
+    memory: MemoryLeft,
+}
+
+impl Lifts {
+    /// Lifts everything but what is lifted in place. Returns why that failed. A process that stops answering is named as well.
+    fn lift(&mut self, pid: i32, handle: Option<Arc<ProcessHandle>>, state: &mut State) -> Option<String> {
+        let (args, group, memory) = (self.args.clone(), self.group.clone(), state.memory);
+        let told = state.told.clone();
+        let mut own = std::mem::replace(state, State { told, memory, ..State::default() });
+        let work = move || {
+            let chosen = match &handle {
+                Some(_) => Chosen::ByNumber,
+                None => chosen(&args, group.as_deref()),
+            };
+            let process = Selected { pid, chosen, handle: handle.as_deref() };
+            let failed = attach_one(&args, &process, &mut own).err().filter(|_| !process.has_gone());
+            (failed.map(|error| refusal(pid, &error)), own)
+        };
+        match with_process(&mut self.threads, pid, work) {
+            Ok((failed, own)) => {
+                *state = own;
+                failed
+            }
+            Err(silent) => Some(silent.to_string()),
+        }
+    }
+}
+
+fn chosen<'a>(args: &'a AttachArgs, group: Option<&'a str>) -> Chosen<'a> {
+    group.map_or_else(|| by_program(args.all.as_deref()), Chosen::ByCgroup)
+}
+
+/// Lifts everything but what is lifted in place, process by process. Returns what failed, and what is watched.
+fn attach_each(lifts: &mut Lifts, pids: &[i32], state: &mut State) -> (Vec<String>, Watches) {
+    let (pids, silent) = answering(pids);
+    // Watched from before the first lift, so that objects loaded during it are noticed.
+    let watched = Watches::of(if lifts.args.watch { &pids } else { &[] });
+    let mut failed: Vec<String> = silent.iter().map(ToString::to_string).collect();
+    failed.extend(pids.into_iter().filter_map(|pid| lifts.lift(pid, None, state)));
+    (failed, watched)
+}
+
+/// Lifts memory in place, of all processes together, or shows the plan. Returns the outcome if a report is to have it, and the
+/// family if it is watched.
+fn lift_each<'a>(
     args: &AttachArgs,
     pids: &[i32],
-    chosen: Chosen<'_>,
+    chosen: Chosen<'a>,
     in_place: &[InPlace],
-) -> anyhow::Result<Option<InPlaceReports>> {
-    let mut told = InPlaceReports::default();
+    left: &mut MemoryLeft,
+) -> anyhow::Result<(Option<InPlaceReports>, Option<GrowingFamily<'a>>)> {
+    let members = Members::new(pids, chosen);
+    let (mut reports, mut growing) = (InPlaceReports::default(), Vec::new());
     for &memory in in_place {
-        told.add(lift_memory(args, pids, chosen, memory)?);
+        let options = InPlaceOptions { memory, chosen, fill: args.fill, most: left.0 };
+        let (report, grows) = lift_memory(args, pids, options)?;
+        left.spend(added(&report));
+        reports.add(report);
+        growing.extend(grows);
     }
-    let is_complete = args.dry_run || told.all().all(InPlaceReport::is_complete);
-    let told = (args.outcome.report.is_some() && !in_place.is_empty()).then_some(told);
+    let is_complete = args.dry_run || reports.all().all(InPlaceReport::is_complete);
+    let family = args.watch && !growing.is_empty();
+    let family = family.then(|| GrowingFamily::new(members, growing));
+    let reports = (args.outcome.report.is_some() && !in_place.is_empty()).then_some(reports);
     if args.require && !is_complete {
-        told.map_or(Ok(()), |told| write_alone(args, pids[0], told))?;
+        reports.map_or(Ok(()), |reports| write_alone(args, pids[0], reports))?;
         bail!("not all memory could be lifted in place, and --require was given");
     }
-    Ok(told)
+    Ok((reports, family))
 }
 
-/// Lifts one kind of memory in place, or shows the plan.
-fn lift_memory(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>, memory: InPlace) -> anyhow::Result<InPlaceReport> {
-    let options = InPlaceOptions { memory, chosen, fill: args.fill, most: args.policy.max_memory };
-    let name = in_place::family(&process_name(pids[0]), pids.len());
+/// Lifts one kind of memory in place, or shows the plan. Returns what lifts it again as it grows, too.
+fn lift_memory<'a>(
+    args: &AttachArgs,
+    pids: &[i32],
+    options: InPlaceOptions<'a>,
+) -> anyhow::Result<(InPlaceReport, Option<GrowingMemory<'a>>)> {
     if args.dry_run {
         let planned = plan_in_place(pids, options)?;
-        Output::Standard.print(&in_place::plan(&name, &planned))?;
-        return Ok(planned);
+        Output::Standard.print(&in_place::plan(&family_name(pids), &planned))?;
+        return Ok((planned, None));
     }
-    let lifted = lift_in_place(pids, options)?;
+    let (lifted, growing) = Growing::begin(pids, options)?;
+    let mut told = Told::default();
     if !args.outcome.quiet {
-        say!("{}", in_place::line(&name, &lifted));
-        in_place::left_alone(&lifted).iter().for_each(|line| say!("{line}"));
+        tell(pids, &lifted, true, &mut told);
     }
-    if args.outcome.verbose {
-        Output::Error.print(&in_place::table(&lifted))?;
+    if args.outcome.verbose && !lifted.segments.is_empty() {
+        Output::Error.print(&in_place::table(&lifted, Output::Error))?;
     }
-    Ok(lifted)
+    Ok((lifted, growing.map(|growing| GrowingMemory { growing, options, told })))
+}
+
+/// Prints the result, and the blocks left alone if one of their reasons is new.
+fn tell(pids: &[i32], lifted: &InPlaceReport, has_lifted: bool, told: &mut Told) {
+    if has_lifted {
+        say!("pagelift: {}", in_place::line(&family_name(pids), lifted));
+    }
+    told.left_alone(lifted).iter().for_each(|line| say!("pagelift: {line}"));
+}
+
+fn family_name(pids: &[i32]) -> String {
+    in_place::family(&process_name(pids[0]), pids.len())
 }
 
 /// Writes the report about lifts in place, unless another report has included that.
@@ -132,18 +203,15 @@ fn write_alone(args: &AttachArgs, pid: i32, in_place: InPlaceReports) -> anyhow:
     written.with_context(|| format!("writing {}", path.display()))
 }
 
-fn attach_one(
-    args: &AttachArgs,
-    process: &Selected<'_>,
-    reader: &mut ObjectReader,
-    told: &mut Option<InPlaceReports>,
-) -> anyhow::Result<()> {
+fn attach_one(args: &AttachArgs, process: &Selected<'_>, state: &mut State) -> anyhow::Result<()> {
+    let State { reader, told, memory } = state;
     let pid = process.pid;
     let policy = args.policy.policy();
-    let policy = Policy { kinds: policy.kinds.usual(), ..policy };
+    let policy = Policy { kinds: policy.kinds.planned(), max_memory: memory.0, ..policy };
     if args.dry_run {
         let plan = plan_attach(pid, &policy, reader)?;
-        Output::Standard.print(&table::plan(&process_name(pid), &plan))?;
+        memory.spend(plan.makes_resident());
+        Output::Standard.print(&table::plan(&process_name(pid), &plan, None))?;
         if let Some(path) = &args.outcome.report {
             let document = Inspection {
                 in_place: told.take().unwrap_or_default(),
@@ -153,9 +221,10 @@ fn attach_one(
         }
         return Ok(());
     }
-    let options = AttachOptions { policy, prepare: args.prepare, heap: args.heap == AttachHeapArg::Thp };
+    let options = AttachOptions { policy, prepare: args.prepare, heap: args.heap == AttachHeapArg::Thp, paid: None };
     let Some(attached) = lift(process, &options, reader)? else { return Ok(()) };
     let Attached { mut report, pause: paused, heap_refused, .. } = attached;
+    memory.spend(report.lift.made_resident_bytes);
     report.in_place = told.take().unwrap_or_default();
     if args.outcome.perf_map && report.lift.covered_bytes > 0 {
         let written = session::perf_map::write(pid).context("writing the perf map")?;
@@ -165,36 +234,31 @@ fn attach_one(
         report.write(path, args.pid.is_none()).with_context(|| format!("writing {}", path.display()))?;
     }
     if !args.outcome.quiet {
-        let heap = report.heap.as_ref().map(|in_place| format!("; {}", heap::in_place(in_place))).unwrap_or_default();
-        say!("{}; {}{heap}", report.line(), pause(paused));
+        let more = if report.lift.is_nothing() { on_request(pid) } else { String::new() };
+        say!("{}; {}{more}", heap::outcome(&report), pause(paused));
     }
     if args.outcome.verbose {
         Output::Error.print(&table::outcome(&report))?;
     }
     let refused: Vec<String> =
-        heap_refused.map(|error| error.in_full()).into_iter().chain(report.still_suspended).collect();
+        heap_refused.map(|error| error.in_full()).into_iter().chain(report.still_suspended.clone()).collect();
     if !refused.is_empty() {
         bail!(refused.join("; "));
     }
-    if args.require && !report.lift.is_complete() {
+    if !report.lift.unexpected.is_empty() {
+        bail!("its memory is not as it was; see the line about the FAULT");
+    }
+    if args.require && !report.is_complete() {
         bail!("not everything could be lifted, and --require was given");
     }
     Ok(())
 }
 
-/// Looks once a second whether objects were loaded, and lifts again where they were.
-fn watch(args: &AttachArgs, mut watched: Vec<Watch>, reader: &mut ObjectReader) {
-    while !watched.is_empty() {
-        thread::sleep(WATCH_EVERY);
-        watched.retain_mut(|watched| {
-            if watched.has_loaded()
-                && let Err(error) = attach_one(args, &watched.process(), reader, &mut None)
-            {
-                say!("pagelift: {error:#}");
-            }
-            !watched.has_ended()
-        });
-    }
+/// Names the options by which memory of the process would be lifted in place, if there is any.
+fn on_request(pid: i32) -> String {
+    let in_place = ProcessMemory::read(pid).map(|memory| InPlaceAmounts::of(&memory)).unwrap_or_default();
+    let standing = Standing { in_place, ..Standing::default() };
+    standing.on_request().map_or_else(String::new, |options| format!("; on request: {options}"))
 }
 
 /// Puts back.
@@ -203,32 +267,53 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<()> {
     let chosen = by_program(args.all.as_deref());
     let (pids, silent) = answering(&targets(args.pid, chosen)?);
     let mut failed: Vec<String> = silent.iter().map(ToString::to_string).collect();
+    let mut threads = OneByOne::default();
     for pid in pids {
-        let process = Selected { chosen, ..Selected::by_number(pid) };
-        match put_back(&process) {
-            Ok(Some(detached)) if !args.quiet => {
-                say!("pagelift: {}: {}", process_name(pid), text(&detached))
-            }
-            Ok(_) => {}
-            Err(_) if process.has_gone() => {}
-            Err(error) => failed.push(refusal(pid, &error.into())),
-        }
+        let args = args.clone();
+        let work = move || detach_one(&args, pid);
+        failed.extend(with_process(&mut threads, pid, work).unwrap_or_else(|silent| Some(silent.to_string())));
     }
     if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
 }
 
-/// Names the process and why nothing was done to it. That there is no such process is said with its number already.
+/// Puts one process back. Returns why that failed.
+fn detach_one(args: &DetachArgs, pid: i32) -> Option<String> {
+    let process = Selected { chosen: by_program(args.all.as_deref()), ..Selected::by_number(pid) };
+    match put_back(&process) {
+        Ok(Some(detached)) if !args.quiet => {
+            say!("pagelift: {}: {}", process_name(pid), text(&detached));
+            None
+        }
+        Ok(_) => None,
+        Err(error) => (!process.has_gone()).then(|| refusal(pid, &error.into())),
+    }
+}
+
+/// Names the process and the reason of its refusal. An error about a missing process contains its number already.
 fn refusal(pid: i32, error: &anyhow::Error) -> String {
     match error.downcast_ref() {
         Some(SessionError::Process(ObservationError::NoSuchProcess { .. })) => error.to_string(),
+        Some(SessionError::Process(ObservationError::NotPermitted { .. })) => {
+            explain(ObservationError::NotPermitted { pid }, "attach").to_string()
+        }
         _ => format!("{}: {error:#}", process_name(pid)),
     }
 }
 
 fn text(detached: &Detached) -> String {
-    match detached.restored {
-        0 => "nothing of it is lifted".to_owned(),
-        bytes => format!("{} back on the pages of their files; {}", format_bytes(bytes), pause(detached.pause)),
+    let Detached { restored, stays, stays_shared, .. } = *detached;
+    let stay = |bytes: u64, what: &str| match bytes {
+        0 => String::new(),
+        bytes => format!("; {} of {what}", format_bytes(bytes)),
+    };
+    let stays = stay(stays, "written memory stays on huge pages until the process ends")
+        + &stay(stays_shared, "shared memory stays on huge pages until it is freed");
+    match restored {
+        0 if stays.is_empty() => "nothing is lifted".to_owned(),
+        0 => format!("no code or read-only data is lifted{stays}"),
+        bytes => {
+            format!("{} back on the pages of their files; {}{stays}", format_bytes(bytes), pause(detached.pause))
+        }
     }
 }
 

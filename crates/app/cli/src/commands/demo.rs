@@ -6,6 +6,7 @@ mod advice;
 mod screen;
 
 use crate::arguments::policy::choice;
+use crate::arguments::time::{SECOND, seconds};
 use crate::output::Output;
 use advice::LiftSummary;
 use anyhow::{Context, Result, ensure};
@@ -41,9 +42,9 @@ const MOST_GENERATIONS: u32 = 8;
 /// `pagelift demo`.
 #[derive(Args, Clone)]
 pub struct DemoArgs {
-    /// How long to measure, in seconds.
-    #[arg(long, value_name = "N", default_value = "30", value_parser = seconds)]
-    pub seconds: f64,
+    /// Time to measure: 30s, 5m.
+    #[arg(long = "for", alias = "seconds", value_name = "TIME", default_value = "30s", value_parser = seconds(2 * SECOND, 3600 * SECOND))]
+    pub time: Duration,
     /// Where huge pages come from.
     #[arg(long, value_parser = choice::<Pages>(), default_value = "auto")]
     pub pages: Pages,
@@ -52,14 +53,7 @@ pub struct DemoArgs {
     pub json: Option<PathBuf>,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (2.0..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("a number of seconds, 2 at least".to_owned()),
-    }
-}
-
-/// What `--json` writes.
+/// The document of `--json`.
 #[derive(Serialize)]
 struct DemoReport {
     format: &'static str,
@@ -81,12 +75,12 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let program = session::parts::find(PROGRAM)?;
     let machine = look_at_machine(Duration::from_millis(300));
     let out = Output::Standard;
-    write!(out, "{}", screen::opening(&machine, args.seconds))?;
+    write!(out, "{}", screen::opening(&machine, args.time.as_secs_f64()))?;
 
     let cpu = last_usable_cpu();
     let mut lift = LiftFiles::new()?;
     let mut watch = Watch::new();
-    let generations = generations(args.seconds);
+    let generations = generations(args.time.as_secs_f64());
     let run = BurstRun {
         variants: variants(&program, args.pages, &lift)?,
         workloads: WORKLOADS.map(str::to_owned).to_vec(),
@@ -95,7 +89,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         lead_in_percent: 10,
         warm_up_rounds: 4,
         generations,
-        stop: Stop::Time(Duration::from_secs_f64(args.seconds)),
+        stop: Stop::Time(args.time),
         cpu,
         time_limit: Duration::from_secs(60),
     };
@@ -145,7 +139,10 @@ fn variants<'a>(program: &'a Path, pages: Pages, lift: &LiftFiles) -> Result<Vec
     let pagelift = session::parts::program()?;
     let lifted = VariantSpec::new(NAMES[LIFTED], move |_| {
         let mut command = Command::new(&pagelift);
-        command.args(["run", "--pages", pages.word(), "--report", &report, "--"]).arg(program).arg("worker");
+        command
+            .args(["run", "--start-cost=any", "--pages", pages.word(), "--report", &report, "--"])
+            .arg(program)
+            .arg("worker");
         // Without a copy of the descriptor the line of `pagelift run` is lost, and it is asked for below.
         command.stderr(errors.try_clone().map_or_else(|_| Stdio::inherit(), Stdio::from));
         command
@@ -201,7 +198,7 @@ fn facts(huge: &[Vec<u64>]) -> Vec<VariantFacts> {
 /// Reads the processes' coverage once they have touched their memory, and shows the progress on a terminal.
 struct Watch {
     bar: ProgressBar,
-    /// What the first plain and the first lifted process stand on.
+    /// The pages of the first plain and the first lifted process.
     maps: Option<Result<(Coverage, Coverage)>>,
     /// For each variant the bytes on huge pages in each generation.
     huge: Vec<Vec<u64>>,
@@ -252,9 +249,19 @@ mod tests {
 
     #[test]
     fn a_time_that_measures_nothing_is_refused() {
-        for text in ["0", "1.9", "-3", "nan", "inf", "x"] {
-            assert!(seconds(text).is_err(), "{text}");
+        #[derive(clap::Parser)]
+        struct Only {
+            #[command(flatten)]
+            args: DemoArgs,
         }
-        assert_eq!(seconds("2.5"), Ok(2.5));
+        let time = |words: [&str; 2]| {
+            let parsed = <Only as clap::Parser>::try_parse_from(["demo", words[0], words[1]]);
+            parsed.map(|only| only.args.time.as_secs_f64()).ok()
+        };
+        for text in ["0", "1.9", "-3", "nan", "inf", "x"] {
+            assert_eq!(time(["--for", text]), None, "{text}");
+        }
+        assert_eq!(time(["--for", "2.5"]), Some(2.5));
+        assert_eq!(time(["--seconds", "1m"]), Some(60.0));
     }
 }

@@ -3,6 +3,7 @@
 use super::reading::confine_to;
 use super::stat::report::Outcome;
 use super::stat::rounds::{Rounds, USUAL_STALL, Watch};
+use crate::arguments::process::process_number;
 use crate::output::Output;
 use crate::say;
 use crate::text::doctor::{Style, WIDTH, text};
@@ -11,18 +12,15 @@ use clap::Args;
 use confinement::Reads;
 use health::gather::{Subject, gather, try_features};
 use health::{HealthReport, examine};
+use options::Policy;
 use process_view::open_regular_file;
+use session::inspect::KnownFile;
 use session::start::CommandFiles;
 use std::ffi::OsString;
-use std::time::Duration;
-use working_set::{PartVerdict, Reach};
+use translation::working_set::{PartVerdict, Reach};
 
 /// `pagelift doctor`.
 #[derive(Args, Clone)]
-#[command(
-    after_help = "Exit status: 0 where all is well or only noted, 1 with advice, 2 with problems, 125 where Pagelift itself \
-fails."
-)]
 pub struct DoctorArgs {
     /// Print JSON.
     #[arg(long)]
@@ -34,8 +32,8 @@ pub struct DoctorArgs {
     /// Show what is fine, too.
     #[arg(short, long)]
     pub all: bool,
-    /// The number of a process.
-    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with = "command")]
+    /// The number of a process, or the name of its program.
+    #[arg(value_name = "PID|NAME", value_parser = process_number, conflicts_with = "command")]
     pub pid: Option<i32>,
     /// A program that is to be started, and its arguments; it is not started.
     #[arg(last = true, value_name = "CMD")]
@@ -61,7 +59,7 @@ fn report(args: &DoctorArgs) -> anyhow::Result<HealthReport> {
     let reach = tried.reach();
     let watch = match subject {
         Subject::Process(pid) if args.probe => {
-            Some(Watch::start(Rounds::open_for_one("doctor --probe", pid, Duration::from_millis(USUAL_STALL))))
+            Some(Watch::start(Rounds::open_for_one("doctor --probe", pid, USUAL_STALL)))
         }
         _ => None,
     };
@@ -69,7 +67,7 @@ fn report(args: &DoctorArgs) -> anyhow::Result<HealthReport> {
     Ok(examine(&gather(tried, &subject, watch.map_or_else(Vec::new, |watch| in_use(watch, &reach)))?))
 }
 
-/// What of a process is in use, by its accessed marks.
+/// The parts of a process that are in use, by its accessed marks.
 fn in_use(watch: Watch, reach: &Reach) -> Vec<PartVerdict> {
     match watch.finish(reach) {
         Outcome::Measured(marks) => marks.verdicts,
@@ -92,7 +90,9 @@ fn subject(args: &DoctorArgs) -> anyhow::Result<Subject> {
         bail!("{} is no regular file; needed: a program", path.display());
     };
     let words = args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    Ok(Subject::Command { words, path: path.to_owned(), file, is_script: files.is_script() })
+    // Processes that map the file are found before rights are given up.
+    let known = KnownFile::foresee(&file, path, &Policy::default()).map(Box::new);
+    Ok(Subject::Command { words, path: path.to_owned(), file, known, is_script: files.is_script() })
 }
 
 fn print(args: &DoctorArgs, report: &HealthReport) -> anyhow::Result<()> {
@@ -100,11 +100,11 @@ fn print(args: &DoctorArgs, report: &HealthReport) -> anyhow::Result<()> {
     if args.json {
         out.print_json(report)?;
     } else {
-        let width = out.columns().map_or(WIDTH, |columns| columns.min(WIDTH));
+        let width = out.width().map_or(WIDTH, |columns| columns.min(WIDTH));
         let style = Style { is_coloured: is_coloured(out.is_terminal()), all: args.all, width };
         let is_root = nix::unistd::geteuid().is_root();
         out.print_coloured(&text(report, is_root, style))?;
-        if let Some(pid) = args.pid.filter(|_| !args.probe) {
+        if let Some(pid) = args.pid.filter(|_| !args.probe && report.heap.is_some()) {
             writeln!(out, "\nWhich pages are in use, and how far the TLB reaches: `pagelift doctor --probe {pid}`.")?;
         }
     }

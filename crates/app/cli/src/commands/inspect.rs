@@ -1,27 +1,32 @@
-//! `pagelift inspect`: the plan for a file or a process, and where its base should be.
+//! `pagelift inspect`: the plan for a file or a process, and the best base.
 
 use super::probe::{beside, known_reach, reach};
 use super::reading::confine_to;
 use super::stat::report::{Marks, Outcome};
 use super::stat::rounds::{Rounds, Watch};
+use super::status::explain;
+use crate::arguments::process::process_unless_file;
 use crate::definition::InspectArgs;
 use crate::output::Output;
-use crate::text::{heap, in_place, probe, stat, table};
-use address_space::format_bytes;
+use crate::text::{heap, in_place, message, probe, stat, table};
+use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use confinement::Reads;
 use foreign_text::printable;
+use health::Standing;
 use lift_plan::Coverable;
-use options::Policy;
-use process_view::coverage::MemoryKind;
+use linux::pages::transparent_huge_page;
+use options::{Kind, Policy};
+use process_view::coverage::{MemoryCoverage, MemoryKind, Usage};
 use process_view::open_regular_file;
 use serde::Serialize;
-use session::inspect::{Bases, Inspection, Pools, inspect_file, inspect_process};
+use session::inspect::{Amounts, Bases, Inspection, KnownFile, Pools, inspect_file, inspect_process};
 use session::shared::{InPlace, InPlaceOptions, plan_in_place};
+use session::start::Payment;
+use session::{DataFileReport, SessionError};
 use std::path::Path;
-use std::time::Duration;
-use tlb_probe::Probe;
-use working_set::Reach;
+use translation::tlb_probe::Probe;
+use translation::working_set::Reach;
 
 /// The plan, and with `--used` what is in use.
 #[derive(Serialize)]
@@ -30,15 +35,15 @@ struct Inspected {
     inspection: Inspection,
     #[serde(flatten)]
     used: Option<Used>,
-    /// What this machine's huge pages are worth.
+    /// The gain from this machine's huge pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     probe: Option<Outcome<Probe>>,
-    /// What would show more.
+    /// A command that would show more.
     #[serde(skip)]
     hint: Option<String>,
 }
 
-/// The pages that a process uses, beside the size of the TLB; the form is that of `stat --json`.
+/// The pages that a process uses, beside the size of the TLB; the format equals `stat --json`.
 #[derive(Serialize)]
 struct Used {
     marks: Outcome<Marks>,
@@ -52,7 +57,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     if args.json {
         out.print_json(&inspected)?;
     } else {
-        match args.policy.policy().kinds.usual().is_empty() {
+        match args.policy.policy().kinds.planned().is_empty() {
             true => write!(out, "{}", plans_in_place(&inspected.inspection))?,
             false => write!(out, "{}", text(&inspected.inspection))?,
         }
@@ -75,7 +80,7 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
     let policy = args.policy.policy();
     let pools = if args.suppose_pool { Pools::Plentiful } else { Pools::AsTheyAre };
     let path = Path::new(&args.target);
-    let pid = args.target.to_str().and_then(|text| text.parse::<i32>().ok());
+    let pid = process_unless_file(&args.target).map_err(anyhow::Error::msg)?;
     // Before the rights to make memory executable are given up.
     let probe = args.probe.then(|| beside().map_or_else(Outcome::NotMeasured, Outcome::Measured));
     if let Some(pid) = pid.filter(|_| !path.exists()) {
@@ -84,8 +89,8 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
             Some(Outcome::Measured(probe)) => Some(reach(probe)),
             _ => looks.then(known_reach),
         };
-        // What changes the process is opened before the rights to change anything are given up.
-        let stall = Duration::from_millis(args.stall);
+        // The files that change the process are opened before the rights to change anything are dropped.
+        let stall = args.stall;
         let watch = looks.then(|| Watch::start(Rounds::open_for_one("inspect --used", pid, stall)));
         // Segments are opened whoever owns them, for which the rights to read are not enough; what they hold is only counted.
         let in_place = in_place_kinds(&policy).map(|memory| plan_in_place(&[pid], InPlaceOptions::of(memory)));
@@ -98,7 +103,10 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
                 "Whether the TLB holds what it uses: `pagelift inspect --used {pid}`; by a measured reach: --probe."
             )
         });
-        let mut inspection = inspect_process(pid, &policy, pools)?;
+        let mut inspection = inspect_process(pid, &policy, pools).map_err(|error| match error {
+            SessionError::Process(error) => explain(error, "inspect"),
+            error => error.into(),
+        })?;
         for planned in in_place {
             inspection.in_place.add(planned?);
         }
@@ -121,15 +129,34 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
     let Some(file) = open_regular_file(path).with_context(|| format!("opening {}", path.display()))? else {
         bail!("{} is no regular file; needed: an ELF file, or the number of a process", path.display());
     };
+    // Processes that map the file are found before rights are given up.
+    let known = KnownFile::foresee(&file, path, &policy);
     confine_to(Reads::Own);
-    Ok(Inspected { inspection: inspect_file(path, &file, &policy, pools)?, used: None, probe, hint: None })
+    let start = (known.as_ref(), Payment::usual(policy.pages), pools);
+    let inspection = inspect_file(path, &file, &policy, start)?;
+    Ok(Inspected { inspection, used: None, probe, hint: None })
 }
 
 fn text(inspection: &Inspection) -> String {
-    let mut text = table::plan(&inspection.target, &inspection.plan);
+    let mut text = match standing(inspection) {
+        Some(standing) => {
+            let head = format!("{}: {}", inspection.target, standing.in_words());
+            format!("{}\n{}", printable(&head), table::ranges(&inspection.plan))
+        }
+        None => table::plan(&inspection.target, &inspection.plan, inspection.postponed.as_ref()),
+    };
+    if inspection.to_prepare > 0 {
+        let bytes = format_bytes(inspection.to_prepare);
+        text +=
+            &format!("\n`pagelift run` would bring {bytes} of the file into huge folios of the page cache first.\n");
+    }
+    if !inspection.plan.lifts.is_empty() {
+        text += &format!("\n{}", message::plan_cost(&inspection.cost));
+    }
     for file in &inspection.not_understood {
         text += &format!("\nNot understood: {}\n", printable(&file.to_string()));
     }
+    text += &data_files(&inspection.data_files);
     text += &memory(inspection);
     if inspection.in_place.all().next().is_some() {
         text += &format!("\n{}", plans_in_place(inspection));
@@ -146,6 +173,12 @@ fn text(inspection: &Inspection) -> String {
         text += "Shared objects are not in this picture; `pagelift run --dry-run -- CMD` shows them too.\n";
     }
     text
+}
+
+/// Returns how much of a process is on huge pages, and how much a lift would add; `None` for a file.
+fn standing(inspection: &Inspection) -> Option<Standing> {
+    let Amounts { resident, huge, in_place, .. } = inspection.now?;
+    Some(Standing { huge, resident, more: Some(inspection.adds()), in_place })
 }
 
 fn in_place_kinds(policy: &Policy) -> impl Iterator<Item = InPlace> {
@@ -169,8 +202,37 @@ fn memory(inspection: &Inspection) -> String {
         let (resident, huge) = (format_bytes(memory.usage.resident), format_bytes(memory.usage.huge_bytes()));
         Some(format!("  --lift {}: {}, {resident} resident, {huge} on huge pages\n", kind.kind(), in_place::noun(kind)))
     });
-    let lines = lines.collect::<String>();
+    let lines = lines.collect::<String>() + &large_files(inspection);
     if lines.is_empty() { lines } else { format!("\nMemory besides objects\n{lines}") }
+}
+
+/// Data files that can hold a huge page, as one line.
+fn large_files(inspection: &Inspection) -> String {
+    let smallest = transparent_huge_page().map_or(u64::MAX, PageSize::bytes);
+    let is_large = |memory: &&MemoryCoverage| memory.kind == MemoryKind::File && memory.usage.mapped >= smallest;
+    let files = || inspection.memory.iter().filter(is_large).map(|memory| &memory.usage);
+    if files().next().is_none() {
+        return String::new();
+    }
+    let (resident, huge) = (files().map(|usage| usage.resident).sum(), files().map(Usage::huge_bytes).sum());
+    let (resident, huge) = (format_bytes(resident), format_bytes(huge));
+    format!("  --lift {}: mapped files, {resident} resident, {huge} on huge pages\n", Kind::Files)
+}
+
+/// Data files: mapped, cached and huge bytes.
+fn data_files(files: &[DataFileReport]) -> String {
+    if files.is_empty() {
+        return String::new();
+    }
+    let mut table = table::table(&["file", "mapped", "agrees", "resident", "huge", "cached", "in huge folios"]);
+    (1..7).for_each(|column| table::align_right(&mut table, column));
+    for file in files {
+        let cached = file.cached.map_or_else(|| "unknown".to_owned(), format_bytes);
+        let [mapped, congruent, resident, huge, folios] =
+            [file.mapped, file.congruent, file.resident, file.huge, file.cached_huge].map(format_bytes);
+        table.add_row([&file.path, &mapped, &congruent, &resident, &huge, &cached, &folios]);
+    }
+    format!("\nMapped files\n{}\n", table::trimmed(&table))
 }
 
 fn base_text(bases: &Bases) -> String {

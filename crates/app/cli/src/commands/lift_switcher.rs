@@ -21,7 +21,7 @@ pub enum Left {
     Plain,
     /// Lifted: it was before, or that was asked for.
     Lifted,
-    /// It could not be put back, or has ended.
+    /// It could not be restored, or has ended.
     Unknown,
 }
 
@@ -78,13 +78,22 @@ fn until_made<T>(
 
 /// A lift that was made.
 pub struct Switched {
-    /// What was done.
+    /// The result of the attach.
     pub attached: Attached,
     /// It took several tries, between which the program was plain.
     pub is_retried: bool,
 }
 
-/// Lifts and puts back. What was lifted before is lifted again, by the first policy, when this is dropped.
+/// Treatment, at the end, of a process that was lifted before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FoundLifted {
+    /// It is lifted again, by the first policy.
+    LiftAgain,
+    /// It stays plain: a fork of a process that was lifted for the measurement, or a later decision lifts it.
+    LeavePlain,
+}
+
+/// Lifts and restores a process.
 pub struct LiftSwitcher {
     pid: i32,
     /// A handle on the process, so that no later one of its number is switched. `None` before Linux 5.3.
@@ -98,14 +107,20 @@ pub struct LiftSwitcher {
 
 impl LiftSwitcher {
     /// Puts the process back to plain, where it is lifted.
-    pub fn new(pid: i32, policies: Vec<Policy>, interrupted: &Arc<AtomicBool>) -> anyhow::Result<Self> {
+    pub fn new(
+        pid: i32,
+        policies: Vec<Policy>,
+        interrupted: &Arc<AtomicBool>,
+        found_lifted: FoundLifted,
+    ) -> anyhow::Result<Self> {
         let handle = ProcessHandle::open(pid).ok();
         let process = Selected { handle: handle.as_ref(), ..Selected::by_number(pid) };
         let limit = RetryLimit::from_now(interrupted);
         let (found, _) = until_made(|| detach(&process), || limit.allows_lift());
         let found = found.map_err(|error| anyhow::anyhow!(error.in_full()));
         let found = found.with_context(|| format!("looking at process {pid}"))?;
-        let was_lifted = found.with_context(|| format!("process {pid} has ended"))?.restored > 0;
+        let is_lifted = found.with_context(|| format!("process {pid} has ended"))?.restored > 0;
+        let was_lifted = is_lifted && found_lifted == FoundLifted::LiftAgain;
         let first = policies.first().context("there is nothing to compare")?;
         if was_lifted {
             say!(
@@ -121,7 +136,7 @@ impl LiftSwitcher {
     /// Lifts by one of the policies, whole, as far as its threads let themselves be stopped in time.
     pub fn lift(&mut self, arm: usize, limit: &RetryLimit) -> Result<Switched, String> {
         let policy = self.policies[arm].clone();
-        let options = AttachOptions { policy, heap: false, prepare: Prepare::Auto };
+        let options = AttachOptions { policy, prepare: Prepare::Auto, ..AttachOptions::default() };
         let mut is_retried = false;
         let attached = loop {
             let process = Selected { handle: self.handle.as_ref(), ..Selected::by_number(self.pid) };
@@ -129,7 +144,7 @@ impl LiftSwitcher {
             let (made, tries) = until_made(|| attach(&process, &options, reader), || limit.allows_lift());
             is_retried |= tries > 1;
             match made {
-                // A part of it would be measured as the whole.
+                // Part of the lift would be measured as the whole.
                 Ok(Some(attached)) if attached.is_cut_short && limit.allows_lift() => {
                     is_retried = true;
                     self.back(limit)?;

@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub mod agent;
 pub mod align;
 pub mod attach;
 pub mod cache;

@@ -2,6 +2,7 @@
 
 use super::reading::confine_to;
 use super::status::explain;
+use crate::arguments::process::process_number;
 use crate::output::Output;
 use address_space::format_bytes;
 use clap::Args;
@@ -12,12 +13,12 @@ use process_view::printable;
 /// `pagelift perf-map`.
 #[derive(Args, Clone)]
 pub struct PerfMapArgs {
-    /// The number of a lifted process.
-    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    /// The number of a lifted process, or the name of its program.
+    #[arg(value_name = "PID|NAME", value_parser = process_number)]
     pub pid: i32,
 }
 
-/// Writes the perf map of a process and says where its names come from.
+/// Writes the perf map of a process and prints the origin of its names.
 pub fn run(args: &PerfMapArgs) -> anyhow::Result<()> {
     // Its thread writes with the rights of the process; this one keeps those to read.
     let destination = Destination::of(args.pid);

@@ -1,6 +1,7 @@
 //! `pagelift probe`.
 
-use crate::output::{self, Output};
+use crate::arguments::time::{SECOND, seconds};
+use crate::output::Output;
 use crate::say;
 use crate::text::probe::text;
 use address_space::parse_bytes;
@@ -8,15 +9,15 @@ use anyhow::ensure;
 use clap::Args;
 use linux::pages::base_page;
 use std::time::Duration;
-use tlb_probe::{Options, Probe, probe};
-use working_set::{HeldPages, Reach};
+use translation::tlb_probe::{Options, Probe, probe};
+use translation::working_set::{HeldPages, Reach};
 
 /// `pagelift probe`.
 #[derive(Args, Clone)]
 pub struct ProbeArgs {
-    /// Seconds that it may take.
-    #[arg(long = "for", value_name = "SECONDS", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub seconds: u64,
+    /// Time that it may take.
+    #[arg(long = "for", value_name = "TIME", default_value = "8s", value_parser = seconds(SECOND, 3600 * SECOND))]
+    pub time: Duration,
     /// The largest footprint, and half of the memory that is used for the time: 256M, 1G. Huge pages that a TLB of 1,024
     /// entries cannot hold any more need 4G.
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
@@ -33,7 +34,7 @@ const BESIDE: Options = Options { time: Duration::from_secs(4), most: Duration::
 /// Measures for another command, in this thread.
 ///
 /// # Errors
-/// What is missing.
+/// The missing parts.
 pub fn beside() -> Result<Probe, String> {
     let available = machine_facts::machine_facts(std::process::id() as i32).memory_available;
     let needed = 3 * BESIDE.memory;
@@ -79,9 +80,12 @@ pub fn run(args: &ProbeArgs) -> anyhow::Result<()> {
         ((available / 4) >> 20).max(16)
     );
     let memory = args.memory.next_multiple_of(base_page().bytes());
-    let options = Options { time: Duration::from_secs(args.seconds), most: Duration::MAX, memory };
+    let options = Options { time: args.time, most: Duration::MAX, memory };
     let probe = probe(&options);
-    let text = if args.json { output::json(&probe)? } else { text(&probe) };
-    Output::Standard.print(&text)?;
-    Ok(())
+    if let Some(costs) = &probe.lift_costs
+        && let Err(error) = session::costs::keep(costs)
+    {
+        say!("pagelift: note: the costs of a lift are not kept: {error}");
+    }
+    Output::Standard.print_either(args.json, &probe, text)
 }

@@ -3,39 +3,51 @@
 //! A boundary module: it meets the requirements of [`become_program`] on its caller.
 //!
 //! In order: the heap is decided, the exec is prepared, and the helper is started, which lifts the program that this
-//! process becomes. Where there is no helper, the program lifts itself by preload, or runs unlifted.
+//! process becomes. Without a helper, the program lifts itself by preload, or runs unlifted.
+
+mod in_place;
 
 use crate::arguments::via::ViaArg;
 use crate::definition::RunArgs;
 use crate::exit::OWN_FAILURE;
 use crate::say;
-use crate::text::message::{self, JournalStream};
-use crate::text::{heap, table};
+use crate::text::message::{self, JournalStream, StandardError};
+use crate::text::sum::Sum;
+use crate::text::{heap, pause::pause, table};
 use foreign_text::printable;
+use in_place::{ToldOfRun, Wanted};
 use linux::bare;
 use machine_facts::machine_facts;
 use nix::errno::Errno;
-use options::{HeapPages, Variable};
-use session::LiftReport;
+use options::{HeapPages, Pages, Policy, Variable};
 use session::heap::{HeapOptions, HeapStart, calm, prepare_heap, with_variables};
-use session::inspect::{Inspection, Pools};
+use session::inspect::{Inspection, PlanCost, Pools};
+use session::running::Pause;
 use session::start::{
     CommandFiles, Helper, Program, StartEvent, StartOptions, become_program, preload_environment, prepare_file,
 };
+use session::{LiftReport, Postponed, PostponedState};
+use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The shell's statuses for a command that is not found and for one that cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
-/// Returns only where the program could not be started.
+/// Returns only if the program could not be started.
 pub fn run(args: &RunArgs) -> u8 {
     let mut heap = decide_heap(args);
     if let Some(decision) = heap.decision.as_ref().filter(|_| !args.outcome.quiet || (args.require && heap.is_short)) {
         say!("{}", heap::decision(decision));
     }
     if args.require && heap.is_short {
+        return OWN_FAILURE;
+    }
+    let wanted = Wanted::of(args);
+    if let Some(why) = wanted.refused(args) {
+        say!("pagelift: {why}");
         return OWN_FAILURE;
     }
     if args.calm && !calm_down(args, &mut heap) {
@@ -49,7 +61,10 @@ pub fn run(args: &RunArgs) -> u8 {
             return OWN_FAILURE;
         }
     };
-    match become_lifted(args, &heap, &exec) {
+    if wanted.is_all_refused(args) {
+        exec.execute();
+    }
+    match become_lifted(args, (&heap, &wanted), &exec) {
         Ok(environment) => exec.program.set_environment(environment),
         Err(why) => {
             if args.require {
@@ -67,28 +82,34 @@ pub fn run(args: &RunArgs) -> u8 {
     exec.execute()
 }
 
-/// Becomes the program with a helper that lifts it. Returns only where there is none: the environment with which the
-/// program lifts itself, or why it is not lifted.
-fn become_lifted(args: &RunArgs, heap: &HeapStart, exec: &ExecPlan<'_>) -> Result<Vec<CString>, String> {
+/// Becomes the program with a helper that lifts it. Returns only if there is none: the environment with which the
+/// program lifts itself, or the reason why it is not lifted.
+fn become_lifted(
+    args: &RunArgs,
+    (heap, wanted): (&HeapStart, &Wanted),
+    exec: &ExecPlan<'_>,
+) -> Result<Vec<CString>, String> {
     let files = CommandFiles::of(&args.command[0]);
     if let Some(why) = files.privileged() {
         return Err(why);
     }
     let by_preload = || {
-        only_with_ptrace(args)?;
+        only_with_ptrace(args, wanted)?;
         preload_environment(&variable(args), files.executed(), heap.environment.as_deref())
     };
     if args.via == Some(ViaArg::Preload) {
         // Of programs that lift themselves later on, what will be executed is known by their names alone.
         if let Some(program) = CommandFiles::that_count(&args.command[0], &args.only).executed() {
-            prepare_file(program, &start_options(args, heap));
+            prepare_file(program, &start_options(args, heap, wanted));
         }
         return by_preload();
     }
     let script = files.is_script().then_some(exec.name.as_str());
-    let teller = Teller { args, script, journal: JournalStream::of_this_process() };
+    let later_report =
+        args.outcome.report.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    let teller = Teller::new(args, (later_report, script), heap.collapse.is_some(), wanted.note());
     let tell = |event: &StartEvent<'_>| teller.say(event);
-    let options = start_options(args, heap);
+    let options = start_options(args, heap, wanted);
     // SAFETY:
     // - `pagelift run` starts no thread.
     // - `execute_with` only makes calls of `bare`, with words that were made before, and ends by one.
@@ -141,14 +162,16 @@ fn calm_down(args: &RunArgs, heap: &mut HeapStart) -> bool {
     !is_short
 }
 
-fn start_options(args: &RunArgs, heap: &HeapStart) -> StartOptions {
+fn start_options(args: &RunArgs, heap: &HeapStart, wanted: &Wanted) -> StartOptions {
     StartOptions {
-        policy: args.policy.policy(),
+        policy: usual_policy(args),
+        in_place: wanted.start(args),
         prepare: args.prepare,
         only: args.only.clone(),
         follow_lifted: args.follow_lifted,
         require: args.require,
         dry_run: args.dry_run,
+        payment: args.cost.payment(args.policy.pages, args.require),
         pools: if args.suppose_pool { Pools::Plentiful } else { Pools::AsTheyAre },
         perf_map: args.outcome.perf_map,
         heap: Some(heap_options(args)).filter(|heap| heap.pages != HeapPages::Off && heap_at_exec(args)),
@@ -158,11 +181,17 @@ fn start_options(args: &RunArgs, heap: &HeapStart) -> StartOptions {
     }
 }
 
+/// The policy for what the program has at its start.
+fn usual_policy(args: &RunArgs) -> Policy {
+    let policy = args.policy.policy();
+    Policy { kinds: policy.kinds.usual(), ..policy }
+}
+
 /// The request to the library. Without --only it names this process, which becomes the program, so that no other
 /// process acts on it.
 fn variable(args: &RunArgs) -> Variable {
     Variable {
-        policy: args.policy.policy(),
+        policy: usual_policy(args),
         only: args.only.clone(),
         pid: args.only.is_empty().then(|| std::process::id().into()),
         require: args.require,
@@ -173,8 +202,9 @@ fn variable(args: &RunArgs) -> Variable {
 }
 
 /// Refuses options that only the helper can serve.
-fn only_with_ptrace(args: &RunArgs) -> Result<(), String> {
+fn only_with_ptrace(args: &RunArgs, wanted: &Wanted) -> Result<(), String> {
     let options = [
+        (!wanted.memory.is_empty(), "--lift shared, anon or jit"),
         (args.dry_run, "--dry-run"),
         (args.outcome.report.is_some() && !args.report_if_possible, "--report"),
         (args.outcome.perf_map, "--perf-map"),
@@ -186,27 +216,82 @@ fn only_with_ptrace(args: &RunArgs) -> Result<(), String> {
     }
 }
 
+/// A thread that has panicked leaves a complete value behind.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Says what happens at the program's start, and writes the report.
 struct Teller<'a> {
     args: &'a RunArgs,
+    /// The path of the report for a helper that has left the folder of its start.
+    later_report: Option<PathBuf>,
     /// The script that is executed.
     script: Option<&'a str>,
     journal: Option<JournalStream>,
+    /// Standard error of each program at its start, for programs that later messages may concern.
+    at_start: Mutex<BTreeMap<i32, StandardError>>,
+    /// A sentence about memory that is lifted as it fills.
+    later: Option<String>,
+    /// Printed lines about such memory.
+    told: Mutex<ToldOfRun>,
+    /// The sum of outcomes, with --only and without --each.
+    sum: Mutex<Sum>,
 }
 
-impl Teller<'_> {
+impl<'a> Teller<'a> {
+    /// Says what happens to the program that this process becomes, and to those that it starts.
+    fn new(
+        args: &'a RunArgs,
+        (later_report, script): (Option<PathBuf>, Option<&'a str>),
+        is_long: bool,
+        later: Option<String>,
+    ) -> Self {
+        let teller = Self {
+            args,
+            later_report,
+            script,
+            journal: JournalStream::of_this_process(),
+            at_start: Mutex::default(),
+            later,
+            told: Mutex::default(),
+            sum: Mutex::default(),
+        };
+        if is_long || !args.only.is_empty() {
+            teller.note_standard_error(std::process::id() as i32);
+        }
+        teller
+    }
+
+    fn note_standard_error(&self, pid: i32) {
+        lock(&self.at_start).extend(StandardError::of(pid).map(|found| (pid, found)));
+    }
+
     fn say(&self, event: &StartEvent<'_>) {
         match event {
-            StartEvent::Planned { pid, program, plan, objects } => {
+            StartEvent::Planned { pid, program, plan, later, objects } => {
                 if let Some(path) = &self.args.outcome.report {
-                    let document = Inspection::of_plan((*program).to_owned(), (*plan).clone()).with_objects(objects);
+                    let document = Inspection::of_plan((*program).to_owned(), (*plan).clone()).with_later(later);
+                    let document = document.with_objects(objects);
                     self.say_unwritten(*pid, path, document.write(path, !self.args.only.is_empty()));
                 }
                 if !self.args.outcome.quiet {
-                    self.say_to(*pid, &table::plan(program, plan));
+                    self.say_to(*pid, &table::plan(program, plan, Postponed::of(later).as_ref()));
+                    if !plan.lifts.is_empty() {
+                        self.say_line(*pid, message::plan_cost(&PlanCost::of(plan)).trim_end());
+                    }
                 }
             }
             StartEvent::Concluded { report, ended } => self.conclude(report, *ended),
+            StartEvent::Ends { pid } => self.end_sum(*pid),
+            StartEvent::Settled { report, pause, no_perf_map } => {
+                self.settle(report, *pause);
+                if let Some(error) = no_perf_map {
+                    self.say_later(report.pid, &format!("pagelift: no perf map: {error}"), "");
+                }
+            }
+            StartEvent::Looked { report, pids, looked, errors } => self.looked(report, pids, looked, errors),
+            StartEvent::FamilyEnded { report } => self.write_later(report),
             StartEvent::HeapIsShort { pid, program, why } if !self.args.outcome.quiet => {
                 self.say_line(*pid, &format!("pagelift: {program}[{pid}]: heap: {why}"));
             }
@@ -223,11 +308,11 @@ impl Teller<'_> {
             }
             StartEvent::CannotFollow { pid, error } => {
                 let what = "pagelift: programs that start from now on are not lifted: waiting for traced threads";
-                self.say_line(*pid, &format!("{what}: {error}"));
+                self.say_later(*pid, &format!("{what}: {error}"), "");
             }
             StartEvent::HeapNotCollapsed { pid, error } if !self.args.outcome.quiet => {
                 let needed = session::heap::COLLAPSE_NEEDS;
-                self.say_line(*pid, &format!("pagelift: heap: collapsing is refused ({error}); {needed}"));
+                self.say_later(*pid, &format!("pagelift: heap: collapsing is refused ({error}); {needed}"), "");
             }
             StartEvent::HeapNotCollapsed { .. } => {}
         }
@@ -243,25 +328,60 @@ impl Teller<'_> {
         self.say_to(pid, &(printable(line) + "\n"));
     }
 
+    /// Says one line, and then a text like [`Self::say_to`], while the program runs.
+    fn say_later(&self, pid: i32, line: &str, text: &str) {
+        self.say_later_by(pid, pid, &format!("{}\n{text}", printable(line)));
+    }
+
+    /// Says a text like [`Self::say_to`] while the program runs, by the standard error of one of its descendants.
+    fn say_later_by(&self, speaker: i32, program: i32, text: &str) {
+        let at_start = lock(&self.at_start).get(&program).copied();
+        if let Some(at_start) = at_start {
+            message::say_later(speaker, text, self.journal, at_start);
+        }
+    }
+
     /// Says why a report could not be written.
     fn say_unwritten(&self, pid: i32, path: &Path, written: std::io::Result<()>) {
         if let Err(error) = written {
-            self.say_line(pid, &format!("pagelift: writing {}: {error}", path.display()));
+            self.say_line(pid, &unwritten(path, &error));
+        }
+    }
+
+    /// True if lines of several processes are replaced by a sum. A service has few, and each has its line in the journal.
+    fn sums_up(&self) -> bool {
+        let Self { args, journal, .. } = self;
+        let names_each = args.each || args.outcome.verbose || journal.is_some();
+        !(args.only.is_empty() || names_each || args.dry_run || args.outcome.quiet)
+    }
+
+    fn end_sum(&self, pid: i32) {
+        let line = self.sums_up().then(|| lock(&self.sum).end(&self.args.only)).flatten();
+        if let Some(line) = line {
+            self.say_later(pid, &line, "");
         }
     }
 
     fn conclude(&self, report: &LiftReport, ended: bool) {
         let args = self.args;
+        let is_held = self.sums_up() && lock(&self.sum).add(report);
+        if report.postponed.is_some() || self.later.is_some() {
+            self.note_standard_error(report.pid);
+        }
         if let Some(path) = &args.outcome.report {
             self.say_unwritten(report.pid, path, report.write(path, !args.only.is_empty()));
         }
-        if args.outcome.quiet && !ended && report.lift.unexpected.is_empty() {
+        if (args.outcome.quiet || is_held) && !ended && report.lift.unexpected.is_empty() {
             return;
         }
-        let mut text = report.line();
+        let mut text = self.line_of_start(report);
         let nothing = report.lift.is_nothing();
         if let Some(script) = self.script.filter(|_| nothing && args.only.is_empty()) {
             text += &format!("; {script} is a script: `--only NAME` lifts the program NAME that it starts");
+        }
+        // A source that the user names is taken at any price.
+        if matches!(args.policy.pages, Pages::Thp | Pages::Hugetlb) && report.lift.made_resident_bytes > 0 {
+            text += &message::price(report);
         }
         if ended {
             text += "; --require ends it here";
@@ -272,6 +392,49 @@ impl Teller<'_> {
         }
         self.say_to(report.pid, &text);
     }
+
+    /// The line about a start, without its end.
+    fn line_of_start(&self, report: &LiftReport) -> String {
+        let has_usual = !usual_policy(self.args).kinds.is_empty() || report.lift.unlifted.is_some();
+        match &self.later {
+            None => report.line(),
+            Some(later) if has_usual => format!("{}; {later}", report.line()),
+            Some(later) => format!("pagelift: {}[{}]: {later}", report.program, report.pid),
+        }
+    }
+
+    /// Says what became of the part of a lift that the program has paid for. A program that has a terminal may be drawing on
+    /// it by then.
+    fn settle(&self, report: &LiftReport, paused: Option<Pause>) {
+        let args = self.args;
+        let state = report.postponed.as_ref().map(|postponed| &postponed.state);
+        let is_over = matches!(state, Some(PostponedState::Lifted { .. } | PostponedState::Refused { .. }));
+        if is_over {
+            self.write_later(report);
+        }
+        let is_held = lock(&self.sum).holds(report.pid);
+        let is_quiet =
+            args.outcome.quiet || is_held || !args.outcome.verbose && message::writes_to_terminal(report.pid);
+        let line = match state {
+            Some(PostponedState::Lifted { used_microseconds }) => {
+                let paused = paused.map(|paused| format!("; {}", pause(paused))).unwrap_or_default();
+                message::later_line(report, *used_microseconds) + &paused
+            }
+            Some(PostponedState::Refused { why }) => {
+                format!("pagelift: {}[{}]: the rest is not lifted: {why}", report.program, report.pid)
+            }
+            _ => return,
+        };
+        if is_quiet && report.lift.unexpected.is_empty() {
+            return;
+        }
+        let table = if args.outcome.verbose { table::outcome(report) } else { String::new() };
+        self.say_later(report.pid, &line, &table);
+    }
+}
+
+fn unwritten(path: &Path, error: &std::io::Error) -> String {
+    format!("pagelift: writing {}: {error}", path.display())
 }
 
 /// The exec of the program, with all memory that it needs: see [`become_program`] for the reason.

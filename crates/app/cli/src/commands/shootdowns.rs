@@ -1,6 +1,8 @@
 //! `pagelift shootdowns`.
 
 use super::reading::confine_to;
+use crate::arguments::process::process_number;
+use crate::arguments::time::{DAY, SECOND, seconds};
 use crate::exit::interruptions;
 use crate::output::Output;
 use crate::text::shootdowns::{live, text};
@@ -17,12 +19,12 @@ use std::time::{Duration, Instant};
 /// `pagelift shootdowns`.
 #[derive(Args, Clone)]
 pub struct ShootdownsArgs {
-    /// Show this process only.
-    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    /// Show only this process: its number, or the name of its program.
+    #[arg(short, long, value_name = "PID|NAME", value_parser = process_number)]
     pub pid: Option<i32>,
-    /// Seconds to watch [default: until Ctrl-C on a terminal, else 10].
-    #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub seconds: Option<u64>,
+    /// Time to watch: 10s, 5m [default: until Ctrl-C on a terminal, else 10s].
+    #[arg(long = "for", value_name = "TIME", value_parser = seconds(SECOND, DAY))]
+    pub time: Option<Duration>,
     /// Print JSON, with all processes, threads and call paths.
     #[arg(long)]
     pub json: bool,
@@ -30,15 +32,15 @@ pub struct ShootdownsArgs {
 
 /// Without a terminal, where nobody presses Ctrl-C.
 const USUAL: Duration = Duration::from_secs(10);
-/// Width of a terminal that does not tell its own.
+/// Width of a terminal that does not report its own.
 const USUAL_COLUMNS: usize = 80;
 /// Longer than any machine runs.
 const FOR_EVER: Duration = Duration::from_secs(1 << 32);
-/// The live view is drawn anew this often, of what was seen since.
+/// Interval between two updates of the live view.
 const REDRAWN: Duration = Duration::from_secs(1);
 /// Processes that are diagnosed.
 const MOST_DIAGNOSED: usize = 5;
-/// A process with a smaller share of what was sent is not diagnosed, unless it was asked for.
+/// A process with a smaller share of the sent shootdowns is not diagnosed, unless it was requested.
 const SMALLEST_SHARE: f64 = 0.02;
 
 /// All that is printed.
@@ -58,14 +60,14 @@ pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
     let stop = interruptions()?;
     let mut watch = Watch::start(args.pid);
     confine_to(Reads::Processes);
-    let is_live = args.seconds.is_none() && !args.json && Output::Standard.is_terminal();
-    let time = args.seconds.map_or(if is_live { FOR_EVER } else { USUAL }, Duration::from_secs);
+    let is_live = args.time.is_none() && !args.json && Output::Standard.is_terminal();
+    let time = args.time.unwrap_or(if is_live { FOR_EVER } else { USUAL });
     let end = Instant::now() + time;
     let mut before = selected(watch.counts(), args.pid);
     while is_live && watch.evidence() != Evidence::Nothing && !stop.load(Ordering::Relaxed) {
         watch.until(Instant::now() + REDRAWN, &stop);
         let now = selected(watch.counts(), args.pid);
-        let width = Output::Standard.columns().unwrap_or(USUAL_COLUMNS);
+        let width = Output::Standard.width().unwrap_or(USUAL_COLUMNS);
         Output::Standard.print_screen(&live(&now.clone().since(&before), width))?;
         before = now;
     }
@@ -76,7 +78,7 @@ pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
     print_report(args, &mut watch)
 }
 
-/// What was seen, of one process only where one was asked for.
+/// The results, of one process only if one was requested.
 fn selected(mut summary: Summary, pid: Option<i32>) -> Summary {
     summary.processes.retain(|process| pid.is_none_or(|pid| process.pid == pid));
     // A process that alone is watched is none of the others.
@@ -97,8 +99,7 @@ fn print_report(args: &ShootdownsArgs, watch: &mut Watch) -> anyhow::Result<()> 
     if args.json {
         out.print_json(&report)?;
     } else {
-        let width = out.is_terminal().then(|| out.columns().unwrap_or(USUAL_COLUMNS));
-        out.print(&text(&report.summary, &report.diagnoses, width))?;
+        out.print(&text(&report.summary, &report.diagnoses, out.width()))?;
     }
     Ok(())
 }

@@ -10,6 +10,8 @@ pub mod report;
 pub mod rounds;
 
 use crate::arguments::policy::choice;
+use crate::arguments::process::process_number;
+use crate::arguments::time::{DAY, SECOND, milliseconds, seconds};
 use crate::exit::{OWN_FAILURE, interruptions};
 use crate::output;
 use crate::text::{comparison, stat};
@@ -27,30 +29,25 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-/// The time that is measured where none is asked for.
+/// The default duration of a measurement.
 const USUAL: Duration = Duration::from_secs(5);
 
 /// `pagelift stat`.
 #[derive(Args, Clone)]
-#[command(
-    after_help = "Exit status: 0; with CMD that of the command (128 and the signal's number where a signal ended it, 127 where \
-it is not found, 126 where it cannot be executed), with --lift of its lifted run; 125 where Pagelift itself fails, or could not \
-lift a process."
-)]
 pub struct StatArgs {
-    /// Number of the process.
-    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with_all = ["all", "command"])]
+    /// Number of the process, or the name of its program.
+    #[arg(short, long, value_name = "PID|NAME", value_parser = process_number, conflicts_with_all = ["all", "command"])]
     pub pid: Option<i32>,
     /// The whole machine.
     #[arg(short, long, conflicts_with = "command", required_unless_present_any = ["pid", "command"])]
     pub all: bool,
-    /// Seconds to measure [default: 5; with CMD until it ends]. A command that takes longer runs on after the report.
-    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
+    /// Time to measure: 5s, 2m [default: 5s; with CMD until it ends]. A command that takes longer runs on after the report.
+    #[arg(long = "for", value_name = "TIME", value_parser = seconds(SECOND / 10, DAY))]
     pub time: Option<Duration>,
-    /// The longest time in milliseconds for which the process may have to wait for the map of its memory while its accessed
+    /// The longest time for which the process may have to wait for the map of its memory while its accessed
     /// marks are cleared. Memory that would take longer is left out; 0 leaves the marks alone.
-    #[arg(long, value_name = "MS", default_value_t = rounds::USUAL_STALL, value_parser = clap::value_parser!(u64).range(..=60_000))]
-    pub stall: u64,
+    #[arg(long, value_name = "TIME", default_value = rounds::USUAL_STALL_WORD, value_parser = milliseconds(0, 60_000))]
+    pub stall: Duration,
     /// Measure twice, plain and lifted, and show both side by side. A process is lifted between the two and put back; a command
     /// is run twice. Without kinds, code and read-only data [kinds: text, rodata, data, bss, heap].
     #[arg(
@@ -79,13 +76,6 @@ pub struct StatArgs {
     pub command: Vec<OsString>,
 }
 
-/// `--for`.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no time; needed: a number of seconds from 0.1 to 86400");
-    let seconds: f64 = text.parse().map_err(|_| wrong())?;
-    if (0.1..=86_400.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
-}
-
 /// Measures and prints. Returns the status to exit with.
 pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
     let output = Output::open(args)?;
@@ -100,7 +90,7 @@ pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
             output.write(&comparison, comparison::text)?;
             return Ok(status_of(&comparison));
         }
-        (Some(pid), None) => kept_free(args, || process::measure(pid, time, stall(args), &interrupted))?,
+        (Some(pid), None) => kept_free(args, || process::measure(pid, time, args.stall, &interrupted))?,
         (None, _) => kept_free(args, || machine::measure(time, &interrupted))?,
     };
     output.write(&with_estimate(report, args), stat::text)?;
@@ -124,13 +114,13 @@ fn ended(end: End, written: anyhow::Result<()>) -> anyhow::Result<u8> {
     written.map(|()| status)
 }
 
-/// Measures in this thread, which gives up all rights but to read, or in one of its own where this one has to measure what a
-/// page walk costs.
+/// Measures in this thread, which drops all rights except to read, or in a separate one if this thread has to measure
+/// the cost of a page walk.
 fn kept_free(args: &StatArgs, measure: impl FnOnce() -> anyhow::Result<Report> + Send) -> anyhow::Result<Report> {
     if args.calibrate { in_a_thread(measure) } else { measure() }
 }
 
-/// Measures in a thread of its own, which gives up all rights but to read. This thread keeps its own.
+/// Measures in a separate thread, which drops all rights except to read. This thread keeps its rights.
 fn in_a_thread(measure: impl FnOnce() -> anyhow::Result<Report> + Send) -> anyhow::Result<Report> {
     let measured = thread::scope(|scope| scope.spawn(measure).join());
     measured.unwrap_or_else(|_| bail!("the thread that measures has failed"))
@@ -144,10 +134,6 @@ fn with_estimate(report: Report, args: &StatArgs) -> Report {
 fn status_of(comparison: &Comparison) -> u8 {
     let refused = comparison.plain.ended_early.is_none() && matches!(comparison.lifted, Outcome::NotMeasured(_));
     if refused { OWN_FAILURE } else { 0 }
-}
-
-fn stall(args: &StatArgs) -> Duration {
-    Duration::from_millis(args.stall)
 }
 
 /// Where the report goes. A file is opened before anything is measured: later there may be no right to.
@@ -171,13 +157,11 @@ impl Output {
     }
 
     fn write<T: Serialize>(self, report: &T, text: impl Fn(&T) -> String) -> anyhow::Result<()> {
-        let formatted = |json: bool| {
-            if json { output::json(report) } else { Ok(text(report)) }
-        };
         match self {
-            Self::File(mut file, json) => file.write_all(formatted(json)?.as_bytes())?,
-            Self::Standard(json) => output::Output::Standard.print(&formatted(json)?)?,
-            Self::Error(json) => output::Output::Error.print(&formatted(json)?)?,
+            Self::File(mut file, true) => file.write_all(output::json(report)?.as_bytes())?,
+            Self::File(mut file, false) => file.write_all(text(report).as_bytes())?,
+            Self::Standard(json) => output::Output::Standard.print_either(json, report, text)?,
+            Self::Error(json) => output::Output::Error.print_either(json, report, text)?,
         }
         Ok(())
     }

@@ -1,14 +1,18 @@
 //! `pagelift status`.
 
 use super::reading::confine_to;
-use crate::output::{self, Output};
+use crate::arguments::process::process_number;
+use crate::output::Output;
 use crate::text::heap;
+use crate::text::number::counted;
 use crate::text::table::Table;
 use crate::text::table::{align_right, far_pages, table, trimmed};
 use crate::text::unanswered;
-use address_space::{ObjectRole, Protection, format_bytes};
+use address_space::{ObjectRole, PageSize, Protection, format_bytes};
 use clap::Args;
 use confinement::Reads;
+use health::Standing;
+use linux::pages::transparent_huge_page;
 use process_view::coverage::{
     Coverage, HugeProcesses, LostContents, MemoryCoverage, MemoryKind, ObjectCoverage, Usage,
 };
@@ -24,8 +28,8 @@ pub struct StatusArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// The number of a process [default: list every process that has memory on huge pages].
-    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    /// The number of a process, or the name of its program [default: list every process that has memory on huge pages].
+    #[arg(value_name = "PID|NAME", value_parser = process_number)]
     pub pid: Option<i32>,
 }
 
@@ -33,23 +37,14 @@ pub struct StatusArgs {
 pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
     confine_to(Reads::Processes);
     let explained = |error| explain(error, "status");
-    let text = match args.pid {
-        Some(pid) => {
-            let status = status_of(pid).map_err(explained)?;
-            if args.json {
-                json(&status)?
-            } else {
-                let heap = status.preloaded_heap.as_ref().map(heap::preloaded).unwrap_or_default();
-                of_process(&status.coverage) + &of_lost(&status.lost) + &far_pages(&status.far_pages) + &heap
-            }
-        }
-        None => {
-            let processes = status_of_all().map_err(explained)?;
-            if args.json { json(&processes)? } else { of_processes(&processes) }
-        }
-    };
-    Output::Standard.print(&text)?;
-    Ok(())
+    let out = Output::Standard;
+    match args.pid {
+        Some(pid) => out.print_either(args.json, &status_of(pid).map_err(explained)?, |status| {
+            let heap = status.preloaded_heap.as_ref().map(heap::preloaded).unwrap_or_default();
+            of_process(&status.coverage) + &of_lost(&status.lost) + &far_pages(&status.far_pages) + &heap
+        }),
+        None => out.print_either(args.json, &status_of_all().map_err(explained)?, of_processes),
+    }
 }
 
 /// The error with the command that fixes it; `command` is the one that failed.
@@ -57,7 +52,7 @@ pub fn explain(error: ObservationError, command: &str) -> anyhow::Error {
     match error {
         ObservationError::NotPermitted { pid } if nix::unistd::geteuid().is_root() => anyhow::anyhow!(
             "process {pid} may not be looked at even by this root: it belongs to another container, or a security \
-             module guards it; run `pagelift {command} {pid}` on the host"
+             module guards it; fix: `pagelift {command} PID` on the host, with the number that it has there"
         ),
         ObservationError::NotPermitted { pid } => anyhow::anyhow!(
             "process {pid} may not be looked at by this user: it belongs to another one, or has more privileges; \
@@ -67,16 +62,13 @@ pub fn explain(error: ObservationError, command: &str) -> anyhow::Error {
     }
 }
 
-fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
-    Ok(output::json(value)?)
-}
-
 fn of_process(coverage: &Coverage) -> String {
     let (name, pid) = (&coverage.name, coverage.pid);
     if coverage.total.mapped == 0 {
         return format!("{name}[{pid}] has no memory of its own: it is a kernel thread, or has ended\n");
     }
-    let (huge, resident) = (format_bytes(coverage.total.huge_bytes()), format_bytes(coverage.total.resident));
+    let total = &coverage.total;
+    let standing = Standing { huge: total.huge_bytes(), resident: total.resident, ..Standing::default() };
     let mut rows = usage_table(&["object, part", "prot"]);
     for object in coverage.objects.iter().filter(|object| is_shown(object)) {
         add_object(&mut rows, object);
@@ -84,11 +76,11 @@ fn of_process(coverage: &Coverage) -> String {
     let others: Vec<_> = coverage.objects.iter().filter(|object| !is_shown(object)).collect();
     if !others.is_empty() {
         let usage = sum(others.iter().map(|object| &object.total));
-        add_row(&mut rows, [&count(others.len(), "other object"), ""], &usage);
+        add_row(&mut rows, [&counted(others.len() as u64, "other object"), ""], &usage);
     }
     add_memory(&mut rows, &coverage.memory);
     add_row(&mut rows, ["all memory", ""], &coverage.total);
-    let mut text = format!("{name}[{pid}]: {huge} of {resident} resident on huge pages\n\n{}\n", trimmed(&rows));
+    let mut text = format!("{}[{pid}]: {}\n\n{}\n", printable(name), standing.in_words(), trimmed(&rows));
     for file in coverage.not_understood.iter().filter(|file| file.executable) {
         text += &format!("note: {}: {}\n", printable(&file.path), file.reason);
     }
@@ -110,7 +102,7 @@ fn of_lost(lost: &[LostContents]) -> String {
     lost.iter().map(line).collect()
 }
 
-/// The executable, and whatever has something to tell, part by part.
+/// The executable, and each object with information, part by part.
 fn is_shown(object: &ObjectCoverage) -> bool {
     object.role == ObjectRole::Executable || object.total.huge_bytes() > 0
 }
@@ -139,13 +131,15 @@ fn add_memory(rows: &mut Table, memory: &[MemoryCoverage]) {
         }
     }
     let files: Vec<_> = memory.iter().filter(|m| m.kind == MemoryKind::File).collect();
-    let (huge, plain): (Vec<_>, Vec<_>) = files.into_iter().partition(|m| m.usage.huge_bytes() > 0);
-    for file in huge {
+    let smallest = transparent_huge_page().map_or(u64::MAX, PageSize::bytes);
+    let is_shown = |m: &&MemoryCoverage| m.usage.huge_bytes() > 0 || m.usage.resident >= smallest;
+    let (shown, plain): (Vec<_>, Vec<_>) = files.into_iter().partition(is_shown);
+    for file in shown {
         let path = file.path.as_deref().unwrap_or_default();
         add_row(rows, [path.rsplit('/').next().unwrap_or(path), ""], &file.usage);
     }
     if !plain.is_empty() {
-        add_row(rows, [&count(plain.len(), "other file"), ""], &sum(plain.iter().map(|m| &m.usage)));
+        add_row(rows, [&counted(plain.len() as u64, "other file"), ""], &sum(plain.iter().map(|m| &m.usage)));
     }
 }
 
@@ -161,12 +155,12 @@ fn of_processes(found: &HugeProcesses) -> String {
         }
         if found.processes.len() > 1 {
             // Shared pages are counted in each process that maps them, so there is no sum to give.
-            text += &format!("{} with memory on huge pages\n\n", count(found.processes.len(), "process"));
+            text += &format!("{} with memory on huge pages\n\n", counted(found.processes.len() as u64, "process"));
         }
         text += &format!("{}\n", trimmed(&rows));
     }
     if found.not_permitted > 0 {
-        let skipped = count(usize::try_from(found.not_permitted).unwrap_or(usize::MAX), "process");
+        let skipped = counted(found.not_permitted, "process");
         let fix = match nix::unistd::geteuid().is_root() {
             true => "not even root may look at them here; run `pagelift status` on the host",
             false => "they belong to other users; run `sudo pagelift status`",
@@ -184,9 +178,7 @@ fn of_processes(found: &HugeProcesses) -> String {
 fn usage_table(of: &[&str; 2]) -> Table {
     let mut rows = table(&[of[0], of[1], "mapped", "resident", "huge", "pages"]);
     (2..5).for_each(|column| align_right(&mut rows, column));
-    for column in rows.column_iter_mut() {
-        column.set_padding((0, 1));
-    }
+    rows.make_narrow();
     rows
 }
 
@@ -203,7 +195,7 @@ fn add_row(rows: &mut Table, of: [&str; 2], usage: &Usage) {
     rows.add_row([cut(of[0]), of[1].to_owned(), format_bytes(usage.mapped), format_bytes(usage.resident), huge, pages]);
 }
 
-/// A name in few characters: what is left out of it is marked.
+/// A name in few characters, with a mark for the omitted rest.
 fn cut(name: &str) -> String {
     let name = printable(name);
     if name.chars().count() <= WIDEST_NAME {
@@ -211,15 +203,6 @@ fn cut(name: &str) -> String {
     }
     let kept: String = name.chars().take(WIDEST_NAME - 1).collect();
     kept + "…"
-}
-
-fn count(number: usize, what: &str) -> String {
-    let plural = match what {
-        _ if number == 1 => "",
-        _ if what.ends_with('s') => "es",
-        _ => "s",
-    };
-    format!("{number} {what}{plural}")
 }
 
 fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Usage {

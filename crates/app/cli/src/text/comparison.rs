@@ -9,8 +9,8 @@ use crate::commands::lift_switcher::Left;
 use crate::commands::stat::report::{Comparison, CountedWalks, Lifted, Marks, Outcome, Report};
 use crate::text::table::Table;
 use address_space::format_bytes;
-use walk_counters::{Estimate, Measured, SideWalks, Walks};
-use working_set::PartMarks;
+use translation::walk_counters::{Estimate, Measured, SideWalks, Walks};
+use translation::working_set::PartMarks;
 
 /// Everything, for a terminal.
 pub fn text(comparison: &Comparison) -> String {
@@ -113,7 +113,7 @@ fn of_coverage(rows: &mut Rows, plain: &Report, lifted: &Report) {
     );
 }
 
-/// What the PMU has counted, on each kind of core. Returns why there are gaps.
+/// The counts of the PMU, on each kind of core. Returns the reason for gaps.
 fn of_counters(rows: &mut Rows, plain: &Outcome<Vec<CountedWalks>>, lifted: &Outcome<Vec<CountedWalks>>) -> String {
     let (plain, lifted) = match (plain, lifted) {
         (Outcome::Measured(plain), Outcome::Measured(lifted)) => (plain, lifted),
@@ -130,7 +130,7 @@ fn of_counters(rows: &mut Rows, plain: &Outcome<Vec<CountedWalks>>, lifted: &Out
         of_samples(rows, before, after);
         gaps += &missing(before);
         gaps += &before.sampled.as_ref().map(lines).unwrap_or_default();
-        // The same of both are said once.
+        // Notes that are the same for both are printed once.
         let (of_plain, of_lifted) = (notes(&before.counts), notes(&after.counts));
         gaps += &of_plain;
         for line in of_lifted.lines().filter(|line| !of_plain.lines().any(|said| said == *line)) {
@@ -223,7 +223,7 @@ fn marks(report: &Report) -> Option<&Marks> {
     }
 }
 
-/// What follows from the plain program, and what looking has cost.
+/// The conclusion from the plain program, and the cost of the observation.
 fn verdict(plain: &Report, lifted: &Report) -> String {
     let mut text = String::new();
     for (name, report) in [("plain", plain), ("lifted", lifted)] {
@@ -249,7 +249,7 @@ fn verdict(plain: &Report, lifted: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use walk_counters::{Counted, Counts, EventCount, families};
+    use translation::walk_counters::{Counted, Counts, EventCount, families};
 
     fn counted(running: u64, with_kernel: bool) -> CountedWalks {
         let family = families().iter().find(|family| family.name == "Neoverse V3").unwrap();

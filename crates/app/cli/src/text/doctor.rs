@@ -4,7 +4,7 @@ use crate::output::painted;
 use health::{Area, Estimate, Finding, Fix, HealthReport, Severity, Verdict};
 use process_view::printable;
 
-/// Columns of prose where there is room. Commands are never broken.
+/// Columns of prose if there is room. Commands are never broken.
 pub const WIDTH: usize = 100;
 /// Columns before what is found, wanted, and so on.
 const INDENT: usize = 10;
@@ -14,7 +14,7 @@ const INDENT: usize = 10;
 pub struct Style {
     /// With colours.
     pub is_coloured: bool,
-    /// With what is fine.
+    /// Including met requirements.
     pub all: bool,
     /// Columns of prose.
     pub width: usize,
@@ -53,7 +53,12 @@ pub fn text(report: &HealthReport, is_root: bool, style: Style) -> String {
     if style.all {
         text += &fine(report, style);
     }
-    text + &verdict(&report.verdict, style)
+    text += &verdict(&report.verdict, style);
+    if let Some(heap) = &report.heap {
+        text += &format!("\n{}", wrapped(&format!("With run --heap=auto: {heap}"), style.width).join("\n"));
+        text.push('\n');
+    }
+    text
 }
 
 fn headline(report: &HealthReport) -> String {
@@ -90,7 +95,7 @@ fn field(name: &str, words: &str, style: Style) -> String {
     format!("  {name:<width$}{lines}\n", width = INDENT - 2)
 }
 
-/// Each command in a line of its own, which can be pasted.
+/// Each command in a separate line, which can be pasted.
 fn fixed(fix: &Fix, is_root: bool, style: Style) -> String {
     let mut text = String::new();
     for (index, command) in fix.typed(is_root).iter().enumerate() {
@@ -108,11 +113,12 @@ fn note(finding: &Finding, is_root: bool, style: Style) -> String {
     let mut text = item(&format!("{}: {} ({}): {}", finding.area, finding.title, finding.found, finding.why), style);
     if let Some(fix) = &finding.fix {
         let commands = fix.typed(is_root).join("; ");
-        let lines = match commands.is_empty() {
-            true => wrapped(fix.note.as_deref().unwrap_or_default(), style.width.saturating_sub(9)).join("\n         "),
-            false => printable(&commands),
+        let note = wrapped(fix.note.as_deref().unwrap_or_default(), style.width.saturating_sub(9)).join("\n         ");
+        text += &match (commands.is_empty(), fix.note.is_some()) {
+            (true, _) => format!("    fix: {note}\n"),
+            (false, false) => format!("    fix: {}\n", printable(&commands)),
+            (false, true) => format!("    fix: {}\n         {note}\n", printable(&commands)),
         };
-        text += &format!("    fix: {lines}\n");
     }
     text
 }
@@ -155,7 +161,7 @@ fn verdict(verdict: &Verdict, style: Style) -> String {
     if let Some(run) = &verdict.run {
         text += &format!("  {:<width$}{}\n", "run", style.paint("1", &printable(run)), width = INDENT - 2);
     }
-    for Estimate { what, likely, based_on } in &verdict.estimates {
+    for Estimate { what, likely, based_on, .. } in &verdict.estimates {
         text += &field("likely", &format!("{what}: {likely} (an estimate, not measured)"), style);
         text += &field("", &format!("from {based_on}"), style);
     }
@@ -205,7 +211,12 @@ mod tests {
             summary: "it can be lifted".to_owned(),
             run: Some("pagelift attach 7".to_owned()),
             measure: None,
-            estimates: vec![Estimate { what: "code", likely: "0 to 2 %".to_owned(), based_on: "9 MiB".to_owned() }],
+            estimates: vec![Estimate {
+                what: "code",
+                likely: "0 to 2 %".to_owned(),
+                based_on: "9 MiB".to_owned(),
+                is_worthwhile: true,
+            }],
         };
         HealthReport {
             format: "pagelift-doctor",
@@ -216,6 +227,7 @@ mod tests {
             fine: vec![FineCheck { check: "a", area: Area::Thp, seen: "on".to_owned() }],
             not_seen: vec![NotSeen { check: "b", what: "tracepoints".to_owned(), root_sees: true }],
             verdict,
+            heap: Some("glibc 2.36: it asks for huge pages".to_owned()),
         }
     }
 
@@ -227,6 +239,7 @@ mod tests {
         assert!(text.starts_with("program[7]: 1 problem, 1 note; 1 check fine\n\nPROBLEM pool: worst\n"), "{text}");
         assert!(text.contains("\n  fix     sudo sh -c 'echo 1 > /sys/x'\n          and more\n"), "{text}");
         assert!(text.contains("- tracepoints [root]") && text.contains("sudo pagelift doctor"), "{text}");
+        assert!(text.ends_with("\nWith run --heap=auto: glibc 2.36: it asks for huge pages\n"), "{text}");
         assert!(text.contains("run     pagelift attach 7") && text.contains("an estimate, not measured"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(!text.contains('\u{1b}') && !text.contains("Fine"), "{text}");
@@ -240,6 +253,8 @@ mod tests {
         let prose = text.lines().filter(|line| line.contains("word"));
         assert!(prose.clone().count() > 12 && prose.clone().all(|line| line.chars().count() <= 40), "{text}");
         assert!(text.contains("    fix: word ") && text.contains("\n         word "), "{text}");
+        let written = super::text(&super::tests::report(), true, Style { width: 40, ..PLAIN });
+        assert!(written.contains("    fix: echo 1 > /sys/x\n         and more\n"), "{written}");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Formats an estimate; pure.
 
-use super::number::grouped;
+use super::number::{counted, grouped};
 use super::table::{align_right, table, trimmed};
 use address_space::format_bytes;
-use tlb_estimate::{Estimate, PagesOf, Side, Variant};
+use estimate::{Estimate, PagesOf, Side, Variant};
 
-/// What was simulated, the figures, and what they mean.
+/// The simulation, the figures, and their meaning.
 pub fn text(estimate: &Estimate) -> String {
     let mut text = format!(
         "Estimate for {}: simulated, not measured.\n\n{}\n",
@@ -45,7 +45,7 @@ fn kinds(estimate: &Estimate) -> String {
     let mut headings = vec!["walks per 1,000 for"];
     headings.extend(estimate.variants.iter().map(|variant| name(variant.pages)));
     let mut rows = table(&headings);
-    for kind in tlb_estimate::Kind::ALL {
+    for kind in estimate::Kind::ALL {
         let walks = |variant: &Variant| {
             let found = variant.walks.iter().find(|walks| walks.kind == kind);
             found.map_or(0, |walks| walks.code + walks.data)
@@ -79,7 +79,7 @@ fn saved(what: &str, after: &Variant, before: &Variant) -> String {
 
 fn basis(estimate: &Estimate) -> String {
     let Estimate { cpu, trace, .. } = estimate;
-    let threads = if trace.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", trace.threads) };
+    let threads = counted(trace.threads as u64, "thread");
     let cores = match trace.cores {
         None => "a core for each thread".to_owned(),
         Some(1) => "one core for all threads".to_owned(),

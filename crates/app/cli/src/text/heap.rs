@@ -2,9 +2,10 @@
 
 use address_space::format_bytes;
 use foreign_text::printable;
+use session::LiftReport;
 use session::heap::{CalmStart, HeapDecision, HeapInPlace, HeapPlan, PreloadedHeapView, RunningHeap};
 
-/// What was decided about the heap of a program that is about to start, as one line.
+/// The decision about the heap of a program that is about to start, as one line.
 pub fn decision(decision: &HeapDecision) -> String {
     match &decision.allocator {
         Some(allocator) => format!("pagelift: {}: heap: {allocator}: {}", decision.program, decision.notes.join("; ")),
@@ -12,7 +13,7 @@ pub fn decision(decision: &HeapDecision) -> String {
     }
 }
 
-/// What `--calm` does, as one line.
+/// The effect of `--calm`, as one line.
 pub fn calm(start: &CalmStart) -> String {
     match &start.allocator {
         Some(allocator) => format!("pagelift: {}: calm: {allocator}: {}", start.program, start.notes.join("; ")),
@@ -32,14 +33,31 @@ pub fn plan(plan: &HeapPlan) -> String {
     text
 }
 
-/// What collapsing gave.
+/// The result of collapsing.
 pub fn in_place(heap: &HeapInPlace) -> String {
-    format!(
+    let mut text = format!(
         "heap: {} of {} anonymous memory on huge pages, {} before",
         format_bytes(heap.after.huge),
         format_bytes(heap.after.resident),
         format_bytes(heap.before.huge)
-    )
+    );
+    if heap.left > 0 {
+        text += &format!("; {} in dense blocks could not be collapsed", format_bytes(heap.left));
+    }
+    text
+}
+
+/// Returns one line about a lift and a collapse of the heap. The heap comes first if it alone is on huge pages.
+pub fn outcome(report: &LiftReport) -> String {
+    let line = report.line();
+    let Some(heap) = &report.heap else { return line };
+    let head = format!("pagelift: {}[{}]: ", report.program, report.pid);
+    match line.strip_prefix(&head) {
+        Some(rest) if heap.after.huge > 0 && report.lift.is_nothing() => {
+            format!("{head}{}; code and data: {rest}", in_place(heap))
+        }
+        _ => format!("{line}; {}", in_place(heap)),
+    }
 }
 
 /// A preloaded heap.
@@ -91,6 +109,7 @@ mod tests {
     use super::*;
     use heap_abi::{AccountCopy, Shortage};
     use heap_choice::{NotKnown, SmallUse};
+    use session::heap::Anonymous;
 
     const ACCOUNT: AccountCopy = AccountCopy {
         pool_page: 0,
@@ -105,6 +124,32 @@ mod tests {
         shortage: Shortage::None,
         small_records: 0,
     };
+
+    #[test]
+    fn what_was_achieved_comes_first() {
+        let mut report = LiftReport::new(7, "server".to_owned());
+        let anonymous = |huge| Anonymous { resident: 700 << 20, huge };
+        report.heap = Some(HeapInPlace { before: anonymous(0), after: anonymous(698 << 20), left: 0 });
+        let text = outcome(&report);
+        assert!(
+            text.starts_with(
+                "pagelift: server[7]: heap: 698.0 MiB of 700.0 MiB anonymous memory on huge pages, 0 B before; "
+            ),
+            "{text}"
+        );
+        assert!(text.ends_with("; code and data: nothing lifted: none of the memory asked for is there"), "{text}");
+        assert!(report.is_complete(), "the heap was asked for, and there is no code to lift");
+        report.heap = Some(HeapInPlace { before: anonymous(0), after: anonymous(0), left: 4 << 20 });
+        let text = outcome(&report);
+        assert!(
+            text.starts_with("pagelift: server[7]: nothing lifted")
+                && text.ends_with("4.0 MiB in dense blocks could not be collapsed"),
+            "{text}"
+        );
+        assert!(!report.is_complete());
+        report.heap = None;
+        assert!(!report.is_complete(), "nothing is on huge pages");
+    }
 
     #[test]
     fn text_and_json_tell_the_same_of_small_blocks() {

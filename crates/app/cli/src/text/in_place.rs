@@ -1,10 +1,13 @@
 //! Memory that is lifted in place, in words.
 
+use super::number::counted;
 use super::table::{align_right, table as new_table, trimmed};
+use crate::output::Output;
 use address_space::format_bytes;
 use foreign_text::printable;
 use session::shared::{InPlace, InPlaceReport, SegmentReport};
 use shared_memory::SegmentKind;
+use std::collections::HashSet;
 
 /// Most lines about what is left alone; a report has all.
 const MOST_LINES: usize = 12;
@@ -22,7 +25,7 @@ pub const fn noun(memory: InPlace) -> &'static str {
 pub fn family(first: &str, number: usize) -> String {
     match number {
         1 => first.to_owned(),
-        _ => format!("{first} and {}", counted(number - 1, "other", "others")),
+        _ => format!("{first} and {}", counted(number as u64 - 1, "other")),
     }
 }
 
@@ -37,7 +40,7 @@ pub fn line(name: &str, report: &InPlaceReport) -> String {
         noun(report.memory),
         format_bytes(sum(|segment| segment.huge_after.unwrap_or(0))),
         format_bytes(sum(|segment| segment.data + segment.filled.unwrap_or(0))),
-        format_bytes(sum(|segment| segment.huge_before))
+        or_none(sum(|segment| segment.huge_before))
     );
     let filled = sum(|segment| segment.filled.unwrap_or(0));
     if filled > 0 {
@@ -51,6 +54,9 @@ pub fn line(name: &str, report: &InPlaceReport) -> String {
     if let (Some(after), InPlace::Shared) = (report.page_tables_after, report.memory) {
         let (before, after) = (format_bytes(report.page_tables_before), format_bytes(after));
         text += &format!("; page tables of {} {before} before, {after} now", sharers(report));
+        if let Some(predicted) = report.page_tables_predicted {
+            text += &format!(" ({} predicted)", format_bytes(predicted));
+        }
     }
     let milliseconds = |time: Option<u64>| time.unwrap_or(0) as f64 / 1000.0;
     text += &format!(
@@ -69,13 +75,47 @@ fn nothing(name: &str, report: &InPlaceReport) -> String {
     format!("{name}: no {} that could hold a huge page", noun(report.memory))
 }
 
+/// Printed lines about one kind of memory of some processes.
+#[derive(Default)]
+pub struct Told {
+    lines: HashSet<String>,
+    huge: u64,
+}
+
+impl Told {
+    /// Returns the lines about processes that were skipped and blocks that were left alone if one of their reasons is new.
+    pub fn left_alone(&mut self, report: &InPlaceReport) -> Vec<String> {
+        let left_alone = report.segments.iter().flat_map(|segment| &segment.left_alone).filter(|left| !left.is_fine);
+        let reasons = left_alone.map(|left| &left.reason).chain(report.skipped.iter().map(|skipped| &skipped.reason));
+        let known = self.lines.len();
+        // The rest of a reason has figures, which change at each look.
+        self.lines.extend(reasons.filter_map(|reason| reason.split(';').next()).map(str::to_owned));
+        if self.lines.len() > known { left_alone_lines(report) } else { Vec::new() }
+    }
+
+    /// Returns a line if it is new.
+    pub fn once(&mut self, line: String) -> Option<String> {
+        self.lines.insert(line.clone()).then_some(line)
+    }
+
+    /// True if at least twice as much is huge as at the last call that returned true.
+    pub fn has_doubled(&mut self, report: &InPlaceReport) -> bool {
+        let huge = report.segments.iter().map(|segment| segment.huge_after.unwrap_or(0)).sum::<u64>();
+        let has_doubled = huge > 0 && huge >= self.huge.saturating_mul(2);
+        if has_doubled {
+            self.huge = huge;
+        }
+        has_doubled
+    }
+}
+
 /// The processes that were skipped, and the blocks that were left alone, with a line for each segment and reason.
-pub fn left_alone(report: &InPlaceReport) -> Vec<String> {
+fn left_alone_lines(report: &InPlaceReport) -> Vec<String> {
     let of = |segment: &SegmentReport| {
         let left = segment.left_alone.iter().filter(|left| !left.is_fine);
         left.map(|left| {
             let fix = left.fix.as_ref().map_or_else(String::new, |fix| format!("; fix: {fix}"));
-            let blocks = counted(left.blocks as usize, "block", "blocks");
+            let blocks = counted(left.blocks, "block");
             let left_alone = if left.blocks > 0 { format!("{blocks} left alone: ") } else { String::new() };
             printable(&format!("{}: {left_alone}{}{fix}", name(segment), left.reason))
         })
@@ -91,35 +131,46 @@ pub fn left_alone(report: &InPlaceReport) -> Vec<String> {
     lines
 }
 
+fn or_none(bytes: u64) -> String {
+    if bytes == 0 { "none".to_owned() } else { format_bytes(bytes) }
+}
+
 /// The plan of a lift and its cost.
 pub fn plan(name: &str, report: &InPlaceReport) -> String {
     if report.segments.is_empty() {
-        let skipped: String = left_alone(report).iter().map(|line| format!("{line}\n")).collect();
+        let skipped: String = left_alone_lines(report).iter().map(|line| format!("{line}\n")).collect();
         return format!("{}\n{skipped}", nothing(&printable(name), report));
     }
-    let sum = |of: fn(&SegmentReport) -> u64| format_bytes(report.segments.iter().map(of).sum::<u64>());
+    let sum = |of: fn(&SegmentReport) -> u64| or_none(report.segments.iter().map(of).sum::<u64>());
     let mut text = format!(
-        "{}: {}: {} would be put on huge pages in place, {} are; that adds {}\nPage tables of {}: {}\n\n{}",
+        "{}: {}: {} would be put on huge pages in place, {}; added memory: {}\nPage tables of {}: {}{}\n\n{}",
         printable(name),
         noun(report.memory),
         sum(|segment| segment.planned),
-        sum(|segment| segment.huge_before),
+        match report.segments.iter().map(|segment| segment.huge_before).sum() {
+            0 => "none is yet".to_owned(),
+            huge => format!("{} is already", format_bytes(huge)),
+        },
         sum(|segment| segment.adds),
         sharers(report),
         format_bytes(report.page_tables_before),
-        table(report)
+        report
+            .page_tables_predicted
+            .map_or_else(String::new, |bytes| format!(" now, {} after the lift", format_bytes(bytes))),
+        table(report, Output::Standard)
     );
-    for line in left_alone(report) {
+    for line in left_alone_lines(report) {
         text += &format!("{line}\n");
     }
     text
 }
 
-/// The segments.
-pub fn table(report: &InPlaceReport) -> String {
+/// The segments, for a stream.
+pub fn table(report: &InPlaceReport, stream: Output) -> String {
     let is_done = report.segments.iter().any(|segment| segment.huge_after.is_some());
     let huge = if is_done { ["Huge before", "Huge now"] } else { ["Huge", "To be lifted"] };
-    let mut table = new_table(&["Segment", "Length", "Data", "Resident", huge[0], huge[1], "Adds", "Sharers"]);
+    let mut table =
+        new_table(&["Segment", "Length", "Data", "Resident", huge[0], huge[1], "Adds", "Sharers"]).for_stream(stream);
     (1..8).for_each(|column| align_right(&mut table, column));
     for segment in &report.segments {
         let bytes = [
@@ -131,7 +182,7 @@ pub fn table(report: &InPlaceReport) -> String {
             segment.filled.map_or(segment.adds, |filled| filled + segment.read_back.unwrap_or(0)),
         ];
         let place = match segment.mappings {
-            mappings if segment.kind.is_private() => counted(mappings, "mapping", "mappings"),
+            mappings if segment.kind.is_private() => counted(mappings as u64, "mapping"),
             _ => format!("at {}", segment.address),
         };
         let mut cells = vec![printable(&format!("{} {place}", name(segment)))];
@@ -155,11 +206,7 @@ fn name(segment: &SegmentReport) -> String {
 
 fn sharers(report: &InPlaceReport) -> String {
     let at_least = if report.more_sharers { "at least " } else { "" };
-    format!("{at_least}{}", counted(report.sharers, "process", "processes"))
-}
-
-fn counted(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
+    format!("{at_least}{}", counted(report.sharers as u64, "process"))
 }
 
 #[cfg(test)]
@@ -198,6 +245,7 @@ mod tests {
             sharers: 3,
             more_sharers: false,
             page_tables_before: 3 << 20,
+            page_tables_predicted: None,
             page_tables_after: Some(1 << 20),
             suspended: None,
             microseconds: Some(45_600),
@@ -214,10 +262,15 @@ mod tests {
         let both = report(vec![segment("/memfd:a", SegmentKind::Memfd), segment("", SegmentKind::SystemV)]);
         assert_eq!(
             line(&family("postgres[7]", 3), &both),
-            "postgres[7] and 2 others: shared memory: 60.0 MiB of 64.0 MiB on huge pages, 0 B before; page tables of \
+            "postgres[7] and 2 others: shared memory: 60.0 MiB of 64.0 MiB on huge pages, none before; page tables of \
              3 processes 3.0 MiB before, 1.0 MiB now; 46 ms, worst block 7.5 ms; nothing paused"
         );
         assert_eq!(line("x[1]", &report(Vec::new())), "x[1]: no shared memory that could hold a huge page");
+        let predicted = InPlaceReport { page_tables_predicted: Some(1 << 19), ..both };
+        assert!(line("x[1]", &predicted).contains("3.0 MiB before, 1.0 MiB now (512.0 KiB predicted); "));
+        assert!(
+            plan("x[1]", &predicted).contains("Page tables of 3 processes: 3.0 MiB now, 512.0 KiB after the lift\n")
+        );
         let unsure = InPlaceReport { more_sharers: true, ..report(vec![segment("", SegmentKind::Anonymous)]) };
         assert!(line("x[1]", &unsure).contains("page tables of at least 3 processes"));
     }
@@ -228,10 +281,11 @@ mod tests {
         let mut private = InPlaceReport { memory: InPlace::Anonymous, suspended: Some(1), ..report(segments) };
         assert_eq!(
             line("mariadbd[7]", &private),
-            "mariadbd[7]: anonymous memory: 30.0 MiB of 32.0 MiB on huge pages, 0 B before; 46 ms, worst block 7.5 ms; its \
+            "mariadbd[7]: anonymous memory: 30.0 MiB of 32.0 MiB on huge pages, none before; 46 ms, worst block 7.5 ms; its \
              PR_SET_THP_DISABLE suspended meanwhile"
         );
-        assert!(table(&private).contains("anonymous memory of mariadbd[7] 3 mappings"), "{}", table(&private));
+        let table = table(&private, Output::Error);
+        assert!(table.contains("anonymous memory of mariadbd[7] 3 mappings"), "{table}");
         private.suspended = Some(2);
         assert!(line("x", &private).ends_with("; PR_SET_THP_DISABLE of 2 processes suspended meanwhile"));
         let none = InPlaceReport { memory: InPlace::Jit, ..report(Vec::new()) };
@@ -244,8 +298,11 @@ mod tests {
     fn what_is_left_alone_is_named_with_its_fix_and_bounded() {
         let mut one = segment("/memfd:\u{1b}[31m", SegmentKind::Memfd);
         one.left_alone = vec![left("an end", true), left("in use", false)];
-        assert_eq!(left_alone(&report(vec![one.clone()])), ["memfd:?[31m: 1 block left alone: in use; fix: wait"]);
-        let many = left_alone(&report(vec![one; 40]));
+        assert_eq!(
+            left_alone_lines(&report(vec![one.clone()])),
+            ["memfd:?[31m: 1 block left alone: in use; fix: wait"]
+        );
+        let many = left_alone_lines(&report(vec![one; 40]));
         assert_eq!((many.len(), many[12].as_str()), (13, "and 28 more; --report FILE has all"));
     }
 
@@ -254,11 +311,11 @@ mod tests {
         let skipped = SkippedProcess { pid: 8, name: "y[8]".to_owned(), reason: "no".to_owned() };
         let one = InPlaceReport { skipped: vec![skipped], ..report(Vec::new()) };
         assert!(!one.is_complete());
-        assert_eq!(left_alone(&one), ["y[8]: no"]);
+        assert_eq!(left_alone_lines(&one), ["y[8]: no"]);
         assert_eq!(plan("x[7]", &one), "x[7]: no shared memory that could hold a huge page\ny[8]: no\n");
         let mut part = segment("", SegmentKind::Anonymous);
         part.left_alone = vec![LeftAlone { blocks: 0, fix: None, ..left("counted in part", false) }];
-        assert_eq!(left_alone(&report(vec![part])), ["shared anonymous memory: counted in part"]);
+        assert_eq!(left_alone_lines(&report(vec![part])), ["shared anonymous memory: counted in part"]);
     }
 
     #[test]
@@ -271,11 +328,30 @@ mod tests {
         segments.iter_mut().for_each(|segment| (segment.huge_after, segment.adds) = (None, 1 << 20));
         let text = plan("x[7]", &report(segments));
         assert!(text.starts_with(
-            "x[7]: shared memory: 96.0 MiB would be put on huge pages in place, 0 B are; that adds 3.0 MiB\n"
+            "x[7]: shared memory: 96.0 MiB would be put on huge pages in place, none is yet; added memory: 3.0 MiB\n"
         ));
         assert!(text.contains("Page tables of 3 processes: 3.0 MiB"), "{text}");
         let names = ["shared anonymous memory at 0x7f0000000000", "System V segment 32801 at ", "/dev/shm/x at "];
         assert!(names.iter().all(|name| text.contains(name)), "{text}");
         assert!(plan("x[7]", &report(Vec::new())).starts_with("x[7]: no shared memory"));
+    }
+
+    #[test]
+    fn what_was_told_is_not_told_again() {
+        let mut told = Told::default();
+        let mut one = segment("/memfd:x", SegmentKind::Memfd);
+        one.left_alone = vec![left("in use; 3 tries", false)];
+        let mut report = report(vec![one]);
+        assert_eq!(told.left_alone(&report).len(), 1);
+        report.segments[0].left_alone[0].reason = "in use; 4 tries".to_owned();
+        assert!(told.left_alone(&report).is_empty(), "the same reason with another figure");
+        report.segments[0].left_alone[0].reason = "askew".to_owned();
+        assert_eq!(told.left_alone(&report).len(), 1);
+        assert!(told.once("x".to_owned()).is_some() && told.once("x".to_owned()).is_none());
+        assert!(told.has_doubled(&report) && !told.has_doubled(&report));
+        report.segments[0].huge_after = Some(60 << 20);
+        assert!(told.has_doubled(&report));
+        report.segments[0].huge_after = None;
+        assert!(!told.has_doubled(&report));
     }
 }

@@ -1,21 +1,23 @@
 //! The line that `pagelift run` prints, and how it is written to the program's own standard error or the journal.
 
+use crate::width;
+use address_space::format_bytes;
 use foreign_text::printable_lines;
 use lift_plan::Source;
 use linux::file_rights::FileRights;
 use linux::unasked::{self, Unasked};
 use process_view::ProcessFiles;
 use session::LiftReport;
+use session::inspect::PlanCost;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Opens the standard error of process `pid` where it cannot be duplicated (some containers' filters refuse
-/// pidfd_getfd). It is opened only where the process itself has it open for writing, and with the process's own rights
-/// and without capabilities: root may open everything, and the user of a set-user-ID program chooses its standard
-/// error.
+/// Opens the standard error of process `pid` if it cannot be duplicated (some containers' filters refuse pidfd_getfd).
+/// It is opened only if the process itself has it open for writing, and with the process's own rights and without
+/// capabilities: root may open everything, and the user of a set-user-ID program chooses its standard error.
 fn open_as_process(pid: i32) -> Option<File> {
     let process = ProcessFiles::of(pid);
     let status = process.text("status").ok()?;
@@ -42,13 +44,42 @@ pub fn fork_warning(report: &LiftReport) -> Option<&'static str> {
     risky.then_some("writable memory is on pool pages: children of a fork need free pool pages for what they write")
 }
 
+/// Returns the cost of a lift at the start, for the end of its line.
+pub fn price(report: &LiftReport) -> String {
+    let time = report.lift.lift_microseconds as f64 / 1000.0;
+    format!("; cost: {time:.1} ms, {} of private memory", format_bytes(report.lift.made_resident_bytes))
+}
+
+/// Returns the predicted cost of a plan in words.
+pub fn plan_cost(cost: &PlanCost) -> String {
+    let (time, memory) = (cost.price.nanoseconds as f64 / 1e6, format_bytes(cost.price.private_bytes));
+    let of = match cost.costs.measured {
+        true => "by the costs that `pagelift probe` has measured here",
+        false => "by usual costs; `pagelift probe` measures the costs of this machine",
+    };
+    format!("Cost of the lift: about {time:.1} ms, {memory} of private memory ({of})\n")
+}
+
+/// Returns the line about a lift that the program has paid for, without its end.
+pub fn later_line(report: &LiftReport, used_microseconds: u64) -> String {
+    let head = format!("pagelift: {}[{}]: ", report.program, report.pid);
+    let line = report.line();
+    let outcome = line.strip_prefix(&head).unwrap_or(&line);
+    format!("{head}after {:.1} s of CPU time: {outcome}", used_microseconds as f64 / 1e6)
+}
+
+/// True if the standard error of a process is a terminal.
+pub fn writes_to_terminal(pid: i32) -> bool {
+    linux::descriptors::duplicate_of(pid, libc::STDERR_FILENO).is_ok_and(|stderr| stderr.is_terminal())
+}
+
 /// The journal's stream that was this process's standard error when a service started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalStream {
     /// The process that had it.
     process: i32,
-    /// Device and inode.
-    socket: (u64, u64),
+    /// The stream.
+    socket: StandardError,
 }
 
 impl JournalStream {
@@ -56,16 +87,16 @@ impl JournalStream {
     pub fn of_this_process() -> Option<Self> {
         let named = parse_stream(std::env::var_os("JOURNAL_STREAM")?.to_str()?)?;
         let process = i32::try_from(std::process::id()).ok()?;
-        (stderr_of(process)? == named).then_some(Self { process, socket: named })
+        (StandardError::of(process)? == named).then_some(Self { process, socket: named })
     }
 
-    /// The process by whose standard error the journal hears of `pid`. It is another one where a script, which still runs, has
-    /// started `pid` with both its outputs in a log file. Where something reads the standard output, as `pg_ctl` that of
-    /// `postgres -V`, or where it is silenced, `pid` speaks for itself.
+    /// The process by whose standard error the journal identifies `pid`. It is another one if a script, which still
+    /// runs, has started `pid` with both its outputs in a log file. If another program reads the standard output, as
+    /// `pg_ctl` reads that of `postgres -V`, or if it is silenced, it is `pid` itself.
     fn spokesman(self, pid: i32) -> i32 {
         let output = found_of(pid, libc::STDOUT_FILENO).filter(|found| found.mode & libc::S_IFMT == libc::S_IFREG);
-        let logs = output.is_some_and(|output| stderr_of(pid) == Some(identity(&output)));
-        if logs && stderr_of(self.process) == Some(self.socket) { self.process } else { pid }
+        let logs = output.is_some_and(|output| StandardError::of(pid) == Some(StandardError::found(&output)));
+        if logs && StandardError::of(self.process) == Some(self.socket) { self.process } else { pid }
     }
 }
 
@@ -74,31 +105,61 @@ fn found_of(pid: i32, descriptor: i32) -> Option<Unasked> {
     unasked::place(Path::new(&format!("/proc/{pid}/fd/{descriptor}"))).and_then(unasked::of).ok()
 }
 
-/// Device and inode.
-fn identity(found: &Unasked) -> (u64, u64) {
-    (libc::makedev(found.device.0, found.device.1), found.inode)
+/// The file that is the standard error of a process at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StandardError {
+    device: u64,
+    inode: u64,
 }
 
-/// Device and inode of a process's standard error.
-fn stderr_of(pid: i32) -> Option<(u64, u64)> {
-    found_of(pid, libc::STDERR_FILENO).as_ref().map(identity)
+impl StandardError {
+    /// Returns the file that is the standard error of process `pid` now.
+    pub fn of(pid: i32) -> Option<Self> {
+        found_of(pid, libc::STDERR_FILENO).as_ref().map(Self::found)
+    }
+
+    fn found(found: &Unasked) -> Self {
+        Self { device: libc::makedev(found.device.0, found.device.1), inode: found.inode }
+    }
 }
 
 /// Reads `DEVICE:INODE`, both decimal.
-fn parse_stream(text: &str) -> Option<(u64, u64)> {
+fn parse_stream(text: &str) -> Option<StandardError> {
     let (device, inode) = text.split_once(':')?;
-    Some((device.parse().ok()?, inode.parse().ok()?))
+    Some(StandardError { device: device.parse().ok()?, inode: inode.parse().ok()? })
 }
 
-/// Writes to the standard error of process `pid`, as if the program itself had; of a service, to its journal, if it can be
-/// reached. Nothing is written where that would block, or where the program has no standard error.
+/// Writes to the standard error of process `pid`, as if the program itself had; for a service, to its journal, if it
+/// can be reached. Does not write if that would block, or if the program has no standard error.
+///
+/// The program has not begun: later its descriptor 2 may be anything, and [`say_later`] has to be called.
 pub fn say_to(pid: i32, text: &str, journal: Option<JournalStream>) {
     let pid = journal.map_or(pid, |journal| journal.spokesman(pid));
-    let opened = linux::descriptors::duplicate_of(pid, libc::STDERR_FILENO);
-    let Some(mut stderr) = opened.ok().or_else(|| open_as_process(pid)) else { return };
+    if let Some(stderr) = open(pid) {
+        write_to(stderr, text);
+    }
+}
+
+/// Writes like [`say_to`] while the program runs, if its standard error is still the file that it was at the start. A program
+/// that has closed its descriptors gets number 2 for the next file that it opens, which may be a database.
+pub fn say_later(pid: i32, text: &str, journal: Option<JournalStream>, at_start: StandardError) {
+    let speaker = journal.map_or(pid, |journal| journal.spokesman(pid));
+    let expected = journal.filter(|_| speaker != pid).map_or(at_start, |journal| journal.socket);
+    let is_same = |stderr: &File| unasked::of(stderr).is_ok_and(|found| StandardError::found(&found) == expected);
+    if let Some(stderr) = open(speaker).filter(is_same) {
+        write_to(stderr, text);
+    }
+}
+
+fn open(pid: i32) -> Option<File> {
+    linux::descriptors::duplicate_of(pid, libc::STDERR_FILENO).ok().or_else(|| open_as_process(pid))
+}
+
+fn write_to(mut stderr: File, text: &str) {
     let mut poll = [nix::poll::PollFd::new(stderr.as_fd(), nix::poll::PollFlags::POLLOUT)];
     if matches!(nix::poll::poll(&mut poll, nix::poll::PollTimeout::ZERO), Ok(ready) if ready > 0) {
-        let _ = stderr.write_all(printable_lines(text).as_bytes());
+        let text = width::folded(&printable_lines(text), width::of(&stderr));
+        let _ = stderr.write_all(text.as_bytes());
     }
 }
 
@@ -109,16 +170,16 @@ mod tests {
 
     #[test]
     fn a_stream_is_named_by_two_numbers() {
-        assert_eq!(parse_stream("9:123456"), Some((9, 123_456)));
+        assert_eq!(parse_stream("9:123456"), Some(StandardError { device: 9, inode: 123_456 }));
         assert!(["", "9", "9:", ":1", "9:x", "-1:2"].into_iter().all(|text| parse_stream(text).is_none()));
     }
 
     #[test]
     fn the_first_process_speaks_for_one_that_writes_into_a_file() -> std::io::Result<()> {
         let own = std::process::id() as i32;
-        let socket = stderr_of(own).expect("a standard error");
+        let socket = StandardError::of(own).expect("a standard error");
         let journal = JournalStream { process: own, socket };
-        let gone = JournalStream { process: own, socket: (socket.0, !socket.1) };
+        let gone = JournalStream { process: own, socket: StandardError { inode: !socket.inode, ..socket } };
         let null = || File::options().write(true).open("/dev/null");
         let log = tempfile::tempfile()?;
         for (stdout, stderr, speaker) in [
@@ -134,6 +195,27 @@ mod tests {
             drop(child.stdin.take());
             child.wait()?;
         }
+        Ok(())
+    }
+    #[test]
+    fn later_words_go_to_no_file_that_the_program_has_opened_since() -> std::io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let [log, database] = ["log", "database"].map(|name| folder.path().join(name));
+        let script = "echo begun >&2; read line; exec 2>database; echo ready; read line; echo data >&2";
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", script]).current_dir(folder.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = shell.stderr(File::create(&log)?).spawn()?;
+        let (pid, mut input) = (child.id() as i32, child.stdin.take().expect("a pipe"));
+        let at_start = StandardError::of(pid).expect("a standard error");
+        say_later(pid, "first\n", None, at_start);
+        input.write_all(b"\n")?;
+        let mut output = std::io::BufReader::new(child.stdout.take().expect("a pipe"));
+        std::io::BufRead::read_line(&mut output, &mut String::new())?;
+        say_later(pid, "second\n", None, at_start);
+        input.write_all(b"\n")?;
+        child.wait()?;
+        assert!(std::fs::read_to_string(&log)?.contains("first\n"));
+        assert_eq!(std::fs::read_to_string(&database)?, "data\n");
         Ok(())
     }
 }

@@ -1,8 +1,10 @@
 //! Formats the commands' results as lines and tables.
 
+pub mod agent;
 pub mod comparison;
 pub mod doctor;
 pub mod estimate;
+mod grid;
 pub mod heap;
 pub mod in_place;
 pub mod message;
@@ -14,5 +16,6 @@ pub mod probe;
 mod sampled;
 pub mod shootdowns;
 pub mod stat;
+pub mod sum;
 pub mod table;
 pub mod unanswered;

@@ -13,9 +13,25 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
+/// A number with its noun.
+pub fn counted(number: u64, noun: &str) -> String {
+    let plural = match noun {
+        _ if number == 1 => "",
+        _ if noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{number} {noun}{plural}")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::grouped;
+    use super::{counted, grouped};
+
+    #[test]
+    fn nouns_agree_with_numbers() {
+        assert_eq!([0, 1, 2].map(|number| counted(number, "page")), ["0 pages", "1 page", "2 pages"]);
+        assert_eq!([1, 1000].map(|number| counted(number, "process")), ["1 process", "1000 processes"]);
+    }
 
     #[test]
     fn thousands_are_grouped() {

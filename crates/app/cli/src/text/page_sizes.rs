@@ -1,6 +1,6 @@
 //! Page sizes of counted page walks.
 
-use walk_counters::What;
+use translation::walk_counters::What;
 
 /// The share of each page size, as one line.
 pub(super) fn sizes(sizes: &[(What, f64)]) -> String {

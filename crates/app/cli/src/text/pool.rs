@@ -1,5 +1,6 @@
 //! Formats pools, plans and what became of reservations.
 
+use super::number::counted;
 use super::table::{align_right, table};
 use super::unanswered;
 use crate::commands::pool::needed::Needed;
@@ -12,15 +13,15 @@ use pools::{
 use process_view::printable;
 use std::ffi::OsString;
 
-/// What Kubernetes must be told.
+/// The advice about Kubernetes.
 pub const KUBELET: &str =
     "note: the kubelet counts huge pages when it starts; fix: `systemctl restart kubelet` after the pool has changed";
-/// What memory that is set aside is for.
+/// The purpose of memory that is set aside.
 const ASIDE: &str = "which sets memory aside from which `pagelift pool reserve` gets them later, and which serves movable memory until then";
-/// What is left to be done after such a file was written.
+/// The remaining steps after such a file was written.
 pub const SET_ASIDE: &str = "then: `update-grub` and a reboot; after it `pagelift pool reserve` takes the pages, or at each boot \
                              the unit of `pagelift pool plan --install systemd --name` with another name";
-/// What is left to be done after files were removed.
+/// The remaining steps after files were removed.
 pub const UNINSTALLED: &str = "pages that are reserved now stay until `pagelift pool release` (`--record NAME` for those that a \
                                unit has added) or a reboot; after a fragment of GRUB: update-grub";
 
@@ -99,7 +100,7 @@ fn users(view: &PoolsView) -> String {
         }
     }
     if view.users.not_permitted > 0 {
-        text += &format!("{} processes cannot be looked at by this user\n", view.users.not_permitted);
+        text += &format!("{} not readable by this user\n", counted(view.users.not_permitted, "process"));
     }
     text + &unanswered::notes(&view.users.unanswered)
 }
@@ -159,27 +160,27 @@ fn memory(view: &PoolsView) -> String {
 
 /// A plan to be shown.
 pub struct ShownPlan<'a> {
-    /// What needs the pages.
+    /// The program that needs the pages.
     pub needed: &'a Needed,
     /// The pages.
     pub needs: &'a [PoolNeed],
     /// The words that ask for the plan again.
     pub words: &'a str,
-    /// Those of them that a lift needs, too.
+    /// Their part that a lift needs, too.
     pub policy: &'a str,
     /// The command, if it is for one.
     pub command: &'a [OsString],
-    /// True where nothing is planned beside what the command needs.
+    /// True if the plan contains only the needs of the command.
     pub only_command: bool,
     /// The kernel's parameters that reserve them.
     pub arguments: KernelArguments,
     /// The one that sets memory aside for gigantic pages.
     pub cma: Option<KernelArguments>,
-    /// What reads them.
+    /// The machine that reads them.
     pub machine: &'a BootMachine,
 }
 
-/// What is needed, what is there, and the commands.
+/// Needed and available pages, and the commands.
 pub fn plan(plan: &ShownPlan<'_>) -> String {
     let name = printable(&plan.needed.name);
     let mut text = String::new();
@@ -263,7 +264,7 @@ fn commands(plan: &ShownPlan<'_>) -> String {
     text + "`--print` in place of `--install` shows the file; `pagelift pool plan --uninstall` removes it.\n"
 }
 
-/// What is left to be done after a file was written.
+/// The remaining steps after a file was written.
 pub fn installed(kind: BootKind) -> &'static str {
     match kind {
         BootKind::Systemd => {
@@ -282,25 +283,29 @@ fn on_node(node: Option<u32>) -> String {
     node.map_or_else(String::new, |node| format!(" on node {node}"))
 }
 
-/// What became of a request.
+/// The outcome of a request.
 pub fn outcome(outcome: &Outcome) -> String {
     let (size, place) = (outcome.request.size, on_node(outcome.request.node));
     let mut text = if outcome.undone && outcome.added < outcome.wanted {
-        format!("{size}{place}: got {} of {} pages that were missing; all was put back", outcome.added, outcome.wanted)
+        let wanted = counted(outcome.wanted, "missing page");
+        format!("{size}{place}: got {} of {wanted}; the pool is as before", outcome.added)
     } else if outcome.undone {
         format!("{size}{place}: put back, since another request was not met")
     } else if outcome.wanted == 0 && outcome.held > 0 {
-        format!("{size}{place}: all {} pages were added before", outcome.request.pages)
+        format!("{size}{place}: added before: {}", counted(outcome.request.pages, "page"))
     } else if outcome.wanted == 0 {
-        format!("{size}{place}: {} pages were available already", outcome.available_before)
+        format!("{size}{place}: available already: {}", counted(outcome.available_before, "page"))
     } else {
         let held = match outcome.held {
             0 => String::new(),
             held => format!(" beside {held} that were added before"),
         };
         format!(
-            "{size}{place}: added {} of {} pages{held}; {} available now, {} before",
-            outcome.added, outcome.wanted, outcome.available, outcome.available_before
+            "{size}{place}: added {} of {}{held}; {} available now, {} before",
+            outcome.added,
+            counted(outcome.wanted, "page"),
+            outcome.available,
+            outcome.available_before
         )
     };
     if outcome.changes.len() > 1 {
@@ -320,11 +325,11 @@ pub fn outcome(outcome: &Outcome) -> String {
     text
 }
 
-/// What was released.
+/// The released pages.
 pub fn released(released: &Released) -> String {
     let Released { size, pages, kept, left, node } = released;
     let place = on_node(*node);
-    let mut text = format!("{size}{place}: released {pages} pages; {left} are left in the pool");
+    let mut text = format!("{size}{place}: released {}; {left} left in the pool", counted(*pages, "page"));
     if *kept > 0 {
         text += &format!(
             "; {kept} of those asked for stay: in use, promised, or not there (`pagelift pool show` says who uses them)"
@@ -333,20 +338,21 @@ pub fn released(released: &Released) -> String {
     text
 }
 
-/// What was given back.
+/// The pages given back.
 pub fn given_back(given: &GivenBack) -> String {
     let place = on_node(given.change.node);
-    let mut text = format!("{}{place}: gave back {} of {} pages", given.change.size, given.freed, given.change.pages);
+    let mut text =
+        format!("{}{place}: gave back {} of {}", given.change.size, given.freed, counted(given.change.pages, "page"));
     if given.freed < given.change.pages {
         text += "; the others are in use, and follow when they are freed";
     }
     text
 }
 
-/// What was demoted.
+/// The demoted pages.
 pub fn demoted(demoted: &Demoted) -> String {
     let Demoted { from, pages, to, gained } = demoted;
-    format!("{from}: split {pages} pages into {gained} pages of {to}")
+    format!("{from}: split {} into {} of {to}", counted(*pages, "page"), counted(*gained, "page"))
 }
 
 /// The new limit, and what it means.
@@ -358,9 +364,9 @@ pub fn overcommitted(set: &Overcommitted) -> String {
         0 => format!("{first}\n  programs get the {available} pages that the pool has available, and no more"),
         _ => format!(
             "{first}\n  programs get the {available} pages that the pool has available first, then pages that the kernel \
-             allocates when\n  they are mapped and takes back when they are freed. That can fail where memory is in pieces: \
-             enough for what\n  starts once a month; what must always start needs `pagelift pool reserve`. It lasts \
-             until the next boot."
+             allocates when they are mapped and takes back when they are freed. That can fail where memory is in pieces: \
+             enough for what starts once a month; what must always start needs `pagelift pool reserve`. It lasts until the \
+             next boot."
         ),
     }
 }

@@ -2,17 +2,45 @@
 
 use super::table::{align_right, table, trimmed};
 use address_space::format_bytes;
-use tlb_probe::{Backing, Compared, Levels, Measured, Probe, Series, Simulated, Unmeasured, Verdict};
+use translation::tlb_probe::{
+    Backing, Compared, Levels, Load, Measured, Probe, Series, Simulated, Unmeasured, Verdict,
+};
 
 /// Characters of the longest bar.
 const WIDTH: f64 = 36.0;
 
 /// Both measurements and what follows.
 pub fn text(probe: &Probe) -> String {
-    measured("Loads", &probe.data) + &measured("Jumps in code", &probe.code) + &verdicts(probe)
+    measured("Loads", &probe.data)
+        + &measured("Jumps in code", &probe.code)
+        + &verdicts(probe)
+        + &passes(probe)
+        + &lift_costs(probe)
 }
 
-/// What follows, without the curves.
+/// How often was measured, and what else ran meanwhile.
+fn passes(probe: &Probe) -> String {
+    let plural = if probe.passes == 1 { "" } else { "es" };
+    let beside = probe.load.map_or_else(String::new, |Load { others, stolen }| {
+        let host = if stolen >= 0.05 { format!(", and the host took {stolen:.1}") } else { String::new() };
+        format!("; meanwhile other programs used {others:.1} CPUs{host}")
+    });
+    format!("Measured in {} pass{plural}{beside}.\n", probe.passes)
+}
+
+/// Returns the cost of a lift on this machine, as a line; empty if it was not measured.
+fn lift_costs(probe: &Probe) -> String {
+    let Some(costs) = &probe.lift_costs else { return String::new() };
+    let ms = |nanoseconds: u64| nanoseconds as f64 / 1e6;
+    format!(
+        "A lift costs {:.2} ms for each MiB that it copies: {:.2} to make huge pages present, {:.2} to copy.\n",
+        ms(costs.fill + costs.copy),
+        ms(costs.fill),
+        ms(costs.copy)
+    )
+}
+
+/// The conclusion, without the curves.
 pub fn short(probe: &Probe) -> String {
     let mut text = String::new();
     for (what, measured) in [("Loads", &probe.data), ("Jumps in code", &probe.code)] {
@@ -21,7 +49,7 @@ pub fn short(probe: &Probe) -> String {
         }
         text += &unmeasured(what, measured);
     }
-    text + &verdicts(probe)
+    text + &verdicts(probe) + &passes(probe)
 }
 
 fn verdicts(probe: &Probe) -> String {
@@ -114,6 +142,11 @@ fn verdict_text(verdict: &Verdict) -> String {
              longer.\nExpect more on a host that gives the guest huge pages, or on bare metal.\n"
         ),
         (Some(false), Some(true)) => format!("The host backs this virtual machine by pages of {page} or larger.\n"),
+        (None, Some(true)) if verdict.needed.is_none() => {
+            "The passes disagree on how the host backs this virtual machine's memory; fix: measure again while little else \
+             runs.\n"
+                .to_owned()
+        }
         (None, Some(true)) => not_seen(verdict.needed),
         (Some(false) | None, _) => String::new(),
     };
@@ -130,14 +163,24 @@ fn not_seen(needed: Option<u64>) -> String {
 }
 
 fn saving(what: &str, backing: Backing, compared: &Compared) -> String {
-    let Compared { footprint, base, huge } = compared;
-    let share = compared.saved().map_or_else(String::new, |share| format!(": {:.0} % less", share * 100.0));
+    let Compared { footprint, bases, huges, shares, .. } = compared;
+    let share = match (compared.saved(), shares) {
+        (Some((low, high)), _) => format!(": {} % less", between(low * 100.0, high * 100.0, 0)),
+        (None, Some(_)) => "; the passes differ too much for a share".to_owned(),
+        (None, None) => String::new(),
+    };
     format!(
-        "{} of {what}, visited at random: {:.1} ns of translation an access on base pages, {:.1} on {backing}{share}.\n",
+        "{} of {what}, visited at random: {} ns of translation an access on base pages, {} on {backing}{share}.\n",
         format_bytes(*footprint),
-        base,
-        huge
+        between(bases.0, bases.1, 1),
+        between(huges.0, huges.1, 1)
     )
+}
+
+/// A range with so many digits; one number where both ends are the same.
+fn between(low: f64, high: f64, digits: usize) -> String {
+    let [low, high] = [low, high].map(|number| format!("{number:.digits$}"));
+    if low == high { low } else { format!("{low} to {high}") }
 }
 
 #[cfg(test)]
@@ -149,7 +192,7 @@ mod tests {
     fn of_a_host_that_was_not_seen_nothing_is_claimed() {
         let verdict = |splintered, needed, virtual_machine| Verdict {
             backing: Backing::Transparent(PageSize::new(2 << 20).unwrap()),
-            data: Compared { footprint: 16 << 20, base: 3.0, huge: 3.0 },
+            data: Compared::new(16 << 20, 3.0, 3.0),
             code: None,
             splintered,
             needed,
@@ -162,5 +205,19 @@ mod tests {
         let text = verdict_text(&verdict(Some(false), None, Some(true)));
         assert!(text.contains("by pages of 2 MiB or larger"), "{text}");
         assert!(verdict_text(&verdict(Some(true), None, Some(true))).contains("by smaller pages than 2 MiB"));
+        assert!(verdict_text(&verdict(None, None, Some(true))).contains("The passes disagree"));
+    }
+
+    #[test]
+    fn a_share_needs_passes_that_agree() {
+        let backing = Backing::Transparent(PageSize::new(2 << 20).unwrap());
+        let of = |shares| {
+            let one = Compared::new(256 << 20, 40.0, 4.0);
+            saving("data", backing, &Compared { bases: (39.0, 42.0), shares, ..one })
+        };
+        let times = "256.0 MiB of data, visited at random: 39.0 to 42.0 ns of translation an access on base pages, 4.0 on 2 MiB THP";
+        assert_eq!(of(Some((0.898, 0.904))), format!("{times}: 90 % less.\n"));
+        assert_eq!(of(Some((0.87, 0.9))), format!("{times}: 87 to 90 % less.\n"));
+        assert_eq!(of(Some((0.56, 0.95))), format!("{times}; the passes differ too much for a share.\n"));
     }
 }

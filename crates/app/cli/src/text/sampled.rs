@@ -1,9 +1,9 @@
 //! Formats the time of page walks that samples of IBS give; pure.
 
 use super::number::grouped;
-use walk_counters::{Estimate, Latency, SampledWalks, WalkTime};
+use translation::walk_counters::{Estimate, Latency, SampledWalks, WalkTime};
 
-/// True where there is an estimate of one side at least.
+/// True if there is an estimate for at least one side.
 pub fn is_estimated(sampled: &SampledWalks) -> bool {
     [&sampled.code, &sampled.data].iter().any(|side| matches!(side, Estimate::FromSamples(_)))
 }
@@ -16,7 +16,7 @@ pub fn share(side: &Estimate) -> String {
     }
 }
 
-/// What the estimate is made of, or why there is none.
+/// The basis of the estimate, or the reason why there is none.
 pub fn lines(sampled: &SampledWalks) -> String {
     let mut text = line("code", &sampled.code) + &line("data", &sampled.data);
     if is_estimated(sampled) {
@@ -53,7 +53,7 @@ fn cycles(latency: &Latency) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use walk_counters::What;
+    use translation::walk_counters::What;
 
     const fn latency(samples: u64, cycles: f64, margin: f64) -> Latency {
         Latency { samples, cycles, margin }

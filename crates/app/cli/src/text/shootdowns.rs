@@ -4,8 +4,10 @@ use super::doctor::wrapped;
 use super::number::grouped;
 use super::table::{align_right, table, trimmed};
 use shootdowns::diagnosis::{FEWEST_STACKS, Finding, Remedy};
+use shootdowns::severity::Level;
 use shootdowns::summary::{PathSummary, ProcessSummary};
-use shootdowns::{Diagnosis, Evidence, Summary};
+use shootdowns::{Diagnosis, Evidence, Severity, Summary};
+use std::collections::HashSet;
 use std::fmt::Write;
 
 /// Rows of processes.
@@ -19,17 +21,24 @@ const MOST_FRAMES: usize = 8;
 /// Clears a terminal and goes to its beginning (ECMA-48: ED, CUP).
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Headings of the processes' columns: in full, and on two lines where the terminal is narrow.
-const HEADINGS: [[&str; 2]; 8] = [
+/// Headings of the processes' columns: in full, and on two lines if the terminal is narrow.
+const HEADINGS: [[&str; 2]; 10] = [
     ["process", "process"],
     ["", ""],
     ["sent/s", "sent/s"],
     ["received/s", "received\n/s"],
-    ["pages each", "pages\neach"],
-    ["of all", "of\nall"],
+    ["in calls", "in calls"],
+    ["faults/s", "faults\n/s"],
     ["waiting", "waiting"],
     ["interrupted", "inter-\nrupted"],
+    ["pages each", "pages\neach"],
+    ["of all", "of\nall"],
 ];
+/// Headings of the columns where calls are counted instead of shootdowns.
+const CALL_HEADINGS: [&str; 5] = ["process", "", "calls/s", "in calls", "faults/s"];
+/// Explanation of the columns.
+const LEGEND: &str =
+    "in calls: time in munmap, madvise, mprotect and mremap; all times: of one CPU; of all: whole address spaces\n";
 /// Columns of a terminal that a name keeps at the least.
 const SHORTEST_NAME: usize = 6;
 
@@ -41,17 +50,17 @@ pub fn live(summary: &Summary, width: usize) -> String {
 
 /// All that was seen, and what ends it; the table within so many columns.
 pub fn text(summary: &Summary, diagnoses: &[Diagnosis], width: Option<usize>) -> String {
-    let mut prose = String::new();
+    let (mut prose, mut given) = (String::new(), HashSet::new());
     for diagnosis in diagnoses {
         if let Some(process) = summary.processes.iter().find(|process| process.pid == diagnosis.pid) {
-            prose += &diagnosed(summary, process, diagnosis);
+            prose += &diagnosed(summary, process, diagnosis, &mut given);
         }
     }
     prose += &notes(summary);
     head(summary, width) + &processes(summary, width) + &fitted(prose, width)
 }
 
-/// Prose in lines that fit; what goes on stands further in. What is to be typed stays on one line.
+/// Prose in lines that fit; continuation lines are indented. Text to be typed stays on one line.
 fn fitted(prose: String, width: Option<usize>) -> String {
     const FURTHER: usize = 2;
     let Some(width) = width else { return prose };
@@ -85,7 +94,7 @@ fn head(summary: &Summary, width: Option<usize>) -> String {
     text
 }
 
-/// Parts with commas between them, on another line where one does not fit.
+/// Parts with commas between them, on another line if one does not fit.
 fn in_lines(begin: &str, parts: &[String], width: Option<usize>) -> String {
     let mut lines = vec![begin.to_owned()];
     for (number, part) in parts.iter().enumerate() {
@@ -117,12 +126,12 @@ fn processes(summary: &Summary, width: Option<usize>) -> String {
     let rows: Vec<Vec<String>> = shown.iter().map(|process| cells(process, summary)).collect();
     let mut text = format!("\n{}\n", fitting(&rows, calls, width));
     if !calls {
-        text += "of all: whole address spaces; waiting, interrupted: of one CPU's time\n";
+        text += &fitted(LEGEND.to_owned(), width);
     }
     text + &others
 }
 
-/// What those sent and received together that there was no room for.
+/// The shootdowns sent and received by the processes without a row.
 fn others(summary: &Summary, width: Option<usize>) -> String {
     if !summary.others.had_any() {
         return String::new();
@@ -138,7 +147,7 @@ fn others(summary: &Summary, width: Option<usize>) -> String {
     in_lines("Others, too many to keep apart: ", &parts, width)
 }
 
-/// What is said where no process is shown.
+/// The message if no process is shown.
 fn nobody(summary: &Summary) -> String {
     let who = match (summary.evidence, summary.watched) {
         (Evidence::TlbTracepoint | Evidence::SystemCalls, Some(pid)) => format!("Process {pid} sent and received none"),
@@ -156,15 +165,17 @@ fn nobody(summary: &Summary) -> String {
 
 fn cells(process: &ProcessSummary, summary: &Summary) -> Vec<String> {
     let mut cells = vec![process.pid.to_string(), process.name.clone(), per_second(process.sent, summary.seconds)];
-    if summary.evidence != Evidence::SystemCalls {
-        let share = |seconds: Option<f64>| {
-            seconds.map_or_else(|| "–".to_owned(), |seconds| format!("{:.1} %", 100.0 * seconds / summary.seconds))
-        };
-        cells.push(per_second(process.received, summary.seconds));
-        cells.push(process.pages_per_flush.map_or_else(|| "–".to_owned(), |pages| format!("{pages:.1}")));
-        cells.push(process.whole_flushes.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", 100.0 * share)));
-        cells.extend([share(process.waited_seconds), share(process.interrupted_seconds)]);
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+    let share = |seconds: Option<f64>| or_dash(seconds.map(|seconds| percent(seconds / summary.seconds)));
+    let faults = or_dash(process.page_faults.map(|faults| per_second(faults as f64, summary.seconds)));
+    if summary.evidence == Evidence::SystemCalls {
+        cells.extend([share(process.call_seconds), faults]);
+        return cells;
     }
+    cells.extend([per_second(process.received, summary.seconds), share(process.call_seconds), faults]);
+    cells.extend([share(process.waited_seconds), share(process.interrupted_seconds)]);
+    cells.push(or_dash(process.pages_per_flush.map(|pages| format!("{pages:.1}"))));
+    cells.push(or_dash(process.whole_flushes.map(|share| format!("{:.0} %", 100.0 * share))));
     cells
 }
 
@@ -193,8 +204,7 @@ fn laid_out(rows: &[Vec<String>], calls: bool, longest_name: Option<usize>, colu
     let narrow = longest_name.is_some();
     let mut headings: Vec<&str> = HEADINGS.iter().map(|heading| heading[usize::from(narrow)]).take(columns).collect();
     if calls {
-        headings.truncate(2);
-        headings.push("calls/s");
+        headings = CALL_HEADINGS.into_iter().take(columns).collect();
     }
     let mut made = table(&headings);
     for cells in rows {
@@ -204,9 +214,7 @@ fn laid_out(rows: &[Vec<String>], calls: bool, longest_name: Option<usize>, colu
     }
     [0].into_iter().chain(2..headings.len()).for_each(|column| align_right(&mut made, column));
     if narrow {
-        made.column_iter_mut().for_each(|column| {
-            column.set_padding((0, 1));
-        });
+        made.make_narrow();
     }
     trimmed(&made)
 }
@@ -222,13 +230,42 @@ fn widest(text: &str) -> usize {
     text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
 }
 
-fn diagnosed(summary: &Summary, process: &ProcessSummary, diagnosis: &Diagnosis) -> String {
+/// The cost, and whether something is to be done.
+fn severity(severity: &Severity, evidence: Evidence) -> String {
+    let mut text = format!("  {}/s", per_second(severity.rate, 1.0));
+    match severity.share {
+        Some(share) => text += &format!(", {} of one CPU in the calls and interrupts", percent(share)),
+        None if evidence != Evidence::SystemCalls => text += ", their time is not measured",
+        None => {}
+    }
+    if let Some(faults) = severity.faults {
+        text += &format!(", {} page faults/s", per_second(faults, 1.0));
+    }
+    text + match severity.level {
+        Level::Nothing => ": do nothing\n",
+        Level::Little => ": little to gain, except for latency\n",
+        Level::Cure => ": worth a cure\n",
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+/// `given`: the cures and pieces of advice that the text has already.
+fn diagnosed(
+    summary: &Summary,
+    process: &ProcessSummary,
+    diagnosis: &Diagnosis,
+    given: &mut HashSet<String>,
+) -> String {
     let mut text = format!("\n{} {}", process.pid, process.name);
     text += &match &diagnosis.allocator {
         Some(allocator) => format!(": {allocator}\n"),
         None if process.kernel_thread => ": a thread of the kernel\n".to_owned(),
         None => ": it has ended, or its files cannot be read\n".to_owned(),
     };
+    text += &severity(&diagnosis.severity, summary.evidence);
     for setting in &diagnosis.environment {
         let _ = writeln!(text, "  set: {setting}");
     }
@@ -244,13 +281,16 @@ fn diagnosed(summary: &Summary, process: &ProcessSummary, diagnosis: &Diagnosis)
     }
     for finding in &diagnosis.findings {
         text += &found(finding);
+        if diagnosis.severity.level != Level::Nothing {
+            text += &remedies(finding, given);
+        }
     }
     if process.stacks == 0 {
-        text += "  no stack of it was sampled, so that its cause is not known; fix: watch for longer (--for SECONDS)";
+        text += "  no stack of it was sampled, so that its cause is not known; fix: watch for longer (--for 30s)";
         text += if summary.watched.is_none() { ", and it alone (-p PID)\n" } else { "\n" };
     } else if process.effective_stacks < FEWEST_STACKS {
         let stacks = process.effective_stacks.round();
-        let _ = writeln!(text, "  from {stacks} stacks, too few to tell; fix: watch for longer (--for SECONDS)");
+        let _ = writeln!(text, "  from {stacks} stacks, too few to tell; fix: watch for longer (--for 30s)");
     }
     for (share, path) in paths(process).iter().filter(|(share, _)| *share >= SMALLEST_PATH).take(MOST_PATHS) {
         let _ = writeln!(text, "  path {:.0} %, {path}", 100.0 * share);
@@ -263,12 +303,24 @@ fn diagnosed(summary: &Summary, process: &ProcessSummary, diagnosis: &Diagnosis)
 
 fn found(finding: &Finding) -> String {
     let doubt = if finding.uncertain { "perhaps " } else { "" };
-    let mut text = format!("  {doubt}{:.0} %: {}\n", 100.0 * finding.share, finding.text);
+    format!("  {doubt}{:.0} %: {}\n", 100.0 * finding.share, finding.text)
+}
+
+/// The cures, each cure and each advice in full once.
+fn remedies(finding: &Finding, given: &mut HashSet<String>) -> String {
+    let mut text = String::new();
     for cure in &finding.cures {
-        text += &remedy(cure);
+        let full = remedy(cure);
+        match given.contains(&full) {
+            true => text += &format!("    cure: as above, {}\n", cure.variable),
+            false => text += &full,
+        }
+        given.insert(full);
     }
     if let Some(advice) = &finding.advice {
-        let _ = writeln!(text, "    advice: {}\n    source: {}", advice.says, advice.source);
+        let full = format!("    advice: {}\n    source: {}\n", advice.says, advice.source);
+        text += if given.contains(&full) { "    advice: as above\n" } else { &full };
+        given.insert(full);
     }
     text
 }
@@ -367,197 +419,4 @@ fn per_second(count: f64, seconds: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use shootdowns::summary::Others;
-
-    fn process(pid: i32, name: &str, sent: f64) -> ProcessSummary {
-        ProcessSummary {
-            pid,
-            name: name.to_owned(),
-            sent,
-            received: sent,
-            pages_per_flush: Some(1234.5),
-            whole_flushes: Some(1.0),
-            waited_seconds: Some(1.5),
-            interrupted_seconds: Some(0.5),
-            ..ProcessSummary::default()
-        }
-    }
-
-    fn summary(evidence: Evidence) -> Summary {
-        Summary {
-            evidence,
-            refused: Vec::new(),
-            unseen: Vec::new(),
-            watched: None,
-            seconds: 1.0,
-            sent: Some(1_234_567),
-            received: Some(1_234_567),
-            interrupts: Some(1_234_567),
-            processes: vec![process(4_194_303, "a-name-of-15-ch", 1_234_567.0), process(1, "init", 2.0)],
-            others: Others::default(),
-            watching: shootdowns::summary::Watching::default(),
-        }
-    }
-
-    #[test]
-    fn the_live_view_fits_into_its_terminal() {
-        let summary = summary(Evidence::TlbTracepoint);
-        for width in [60, 72, 80, 90, 100, 120, 200] {
-            let picture = live(&summary, width);
-            let widest = widest(picture.trim_start_matches(CLEAR));
-            assert!(widest <= width.max(70), "{widest} columns in {width}:\n{picture}");
-            let table: Vec<&str> = picture.lines().skip_while(|line| !line.is_empty()).take(6).collect();
-            assert!(table.iter().all(|line| line.chars().count() <= width), "{width}:\n{picture}");
-            assert!(picture.contains("4194303") && picture.contains("1,234,567"), "{picture}");
-            assert_eq!(picture.contains("a-name-of-15-ch"), width > 80, "{width}:\n{picture}");
-            assert_eq!(picture.contains("received/s"), width >= 100, "{width}:\n{picture}");
-            assert_eq!(picture.contains("150.0 %"), width >= 72, "{width}:\n{picture}");
-        }
-    }
-
-    #[test]
-    fn prose_fits_into_its_terminal_and_what_is_to_be_typed_stays_whole() {
-        let cure = format!("    cure: GLIBC_TUNABLES={}", "glibc.malloc.trim_threshold=1:".repeat(4));
-        let prose = format!("{cure}\n      ends it; it costs: {}\n\nNote: short\n", "resident memory ".repeat(9));
-        let lines = fitted(prose.clone(), Some(80));
-        let lines: Vec<&str> = lines.lines().collect();
-        assert_eq!((lines[0], lines.last()), (cure.as_str(), Some(&"Note: short")));
-        assert!(lines[1..].iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
-        assert!(lines[1].starts_with("      ends it;") && lines[2].starts_with("        resident"), "{lines:#?}");
-        assert_eq!(fitted(prose.clone(), None), prose);
-    }
-
-    #[test]
-    fn what_is_no_terminal_has_any_width() {
-        let summary = summary(Evidence::TlbTracepoint);
-        let printed = text(&summary, &[], None);
-        assert!(printed.contains("received/s   pages each   of all   waiting   interrupted"), "{printed}");
-        assert!(
-            printed.lines().any(|line| line.starts_with("The whole") && line.ends_with("1,234,567/s")),
-            "{printed}"
-        );
-    }
-
-    #[test]
-    fn paths_that_read_alike_are_shown_as_one() {
-        let path = |share, function: &str, address| {
-            let function = Some(function.to_owned());
-            let frame = shootdowns::stacks::Frame { object: "a".to_owned(), function, address, index: None };
-            PathSummary { share, cause: shootdowns::Cause::Munmap, frames: vec![frame] }
-        };
-        let mut process = process(1, "a", 1.0);
-        process.paths =
-            vec![path(0.375, "one", 1), path(0.25, "other", 2), path(0.25, "other", 3), path(0.125, "other", 4)];
-        let shown = paths(&process);
-        assert_eq!(shown.len(), 2);
-        assert_eq!((shown[0].0, shown[0].1.as_str()), (0.625, "munmap: other"));
-    }
-
-    #[test]
-    fn calls_have_a_table_of_their_own() {
-        let summary = summary(Evidence::SystemCalls);
-        for width in [24, 80] {
-            let picture = live(&summary, width);
-            assert!(picture.contains("calls/s") && !picture.contains("waiting"), "{picture}");
-        }
-    }
-
-    fn diagnosis(pid: i32, findings: Vec<Finding>) -> Diagnosis {
-        Diagnosis { pid, allocator: None, environment: Vec::new(), findings }
-    }
-
-    #[test]
-    fn few_stacks_are_a_guess_and_said_to_be() {
-        let finding = Finding {
-            share: 0.67,
-            uncertain: true,
-            behaviour: shootdowns::diagnosis::Behaviour::Program(shootdowns::Cause::Madvise),
-            text: "its own calls".to_owned(),
-            cures: Vec::new(),
-            advice: None,
-        };
-        let mut summary = summary(Evidence::TlbTracepoint);
-        (summary.processes[1].stacks, summary.processes[1].effective_stacks) = (3, 2.6);
-        let printed = text(&summary, &[diagnosis(1, vec![finding.clone()])], None);
-        assert!(printed.contains("from 3 stacks, too few to tell; fix: watch for longer (--for SECONDS)"), "{printed}");
-        assert!(printed.contains("  perhaps 67 %: its own calls"), "{printed}");
-        (summary.processes[1].stacks, summary.processes[1].effective_stacks) = (30, 25.0);
-        let printed = text(&summary, &[diagnosis(1, vec![Finding { uncertain: false, ..finding }])], None);
-        assert!(printed.contains("\n  67 %: its own calls") && !printed.contains("too few"), "{printed}");
-        let printed = text(&summary, &[diagnosis(4_194_303, Vec::new())], None);
-        assert!(printed.contains("no stack of it was sampled"), "{printed}");
-    }
-
-    #[test]
-    fn a_thread_of_the_kernel_has_not_ended() {
-        let mut summary = summary(Evidence::TlbTracepoint);
-        let printed = text(&summary, &[diagnosis(1, Vec::new())], None);
-        assert!(printed.contains("1 init: it has ended, or its files cannot be read"), "{printed}");
-        summary.processes[1].kernel_thread = true;
-        let printed = text(&summary, &[diagnosis(1, Vec::new())], None);
-        assert!(printed.contains("1 init: a thread of the kernel\n"), "{printed}");
-    }
-
-    #[test]
-    fn a_machine_that_does_not_show_all_never_says_that_there_are_none() {
-        let mut summary = summary(Evidence::TlbTracepoint);
-        summary.processes.clear();
-        assert!(text(&summary, &[], None).contains("No process sent or received any.\n"));
-        summary.unseen = vec![shootdowns::machine::Unseen::KvmParavirtual];
-        assert!(text(&summary, &[], None).contains("No process sent or received any.\n"), "senders are all counted");
-        summary.unseen.push(shootdowns::machine::Unseen::AmdBroadcast);
-        let printed = text(&summary, &[], None);
-        assert!(
-            printed.contains("does not show all of them, see the notes") && printed.contains("INVLPGB"),
-            "{printed}"
-        );
-    }
-
-    #[test]
-    fn others_are_told_and_are_somebody() {
-        let mut summary = summary(Evidence::TlbTracepoint);
-        assert!(!text(&summary, &[], None).contains("Others"));
-        summary.others = Others { sent: 1_000.0, received: 2_000_000.0 };
-        let others = "Others, too many to keep apart: sent 1,000/s, received 2,000,000/s\n";
-        assert!(text(&summary, &[], None).contains(others), "{}", text(&summary, &[], None));
-        let narrow = live(&summary, 60);
-        assert!(narrow.contains("Others, too many to keep apart: sent 1,000/s,\n"), "{narrow}");
-        summary.processes.clear();
-        let printed = live(&summary, 80);
-        assert!(printed.contains(others) && !printed.contains("No process"), "{printed}");
-        summary.evidence = Evidence::SystemCalls;
-        assert!(text(&summary, &[], None).contains("Others, too many to keep apart: calls 1,000/s\n"));
-    }
-
-    #[test]
-    fn a_process_that_is_watched_alone_is_named_where_nothing_of_it_was_seen() {
-        let mut summary = summary(Evidence::TlbTracepoint);
-        (summary.processes, summary.watched) = (Vec::new(), Some(17));
-        assert!(text(&summary, &[], None).contains("\nProcess 17 sent and received none.\n"));
-        summary.evidence = Evidence::Interrupts;
-        let printed = text(&summary, &[], None);
-        assert!(printed.contains("Not shown: process 17 by itself"), "{printed}");
-        summary.watched = None;
-        assert!(!text(&summary, &[], None).contains("by itself"));
-    }
-
-    #[test]
-    fn paths_for_which_there_was_no_room_are_told() {
-        let mut summary = summary(Evidence::TlbTracepoint);
-        summary.processes[1].other_paths = 0.25;
-        let printed = text(&summary, &[diagnosis(1, Vec::new())], None);
-        assert!(printed.contains("  25 %: on paths for which there was no room\n"), "{printed}");
-    }
-
-    #[test]
-    fn rates_are_readable() {
-        assert_eq!(per_second(3.0, 2.0), "1.5");
-        assert_eq!(per_second(0.0, 2.0), "0");
-        assert_eq!(per_second(1.0, 60.0), "<0.1");
-        assert_eq!(per_second(9.96, 1.0), "10");
-        assert_eq!(per_second(2_469_134.0, 2.0), "1,234,567");
-        assert_eq!(grouped(999), "999");
-    }
-}
+mod tests;

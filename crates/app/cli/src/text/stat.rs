@@ -8,8 +8,8 @@ use crate::commands::stat::report::{CountedWalks, Estimated, Marks, Outcome, Rep
 use address_space::format_bytes;
 use process_view::Activity;
 use process_view::coverage::Usage;
-use walk_counters::{Counts, Measured, SideWalks};
-use working_set::{Entries, Holds, PageClass, Part, PartVerdict, Reach, Reading, Verdict, WorkingSet};
+use translation::walk_counters::{Counts, Measured, SideWalks};
+use translation::working_set::{Entries, Holds, PageClass, Part, PartVerdict, Reach, Reading, Verdict, WorkingSet};
 
 /// Everything, for a terminal.
 pub fn text(report: &Report) -> String {
@@ -137,7 +137,7 @@ fn of_walks(core: &CountedWalks) -> String {
     text + &notes(counts)
 }
 
-/// What was not counted all of the time.
+/// The counts that do not cover the whole time.
 pub(super) fn notes(counts: &Counts) -> String {
     let mut text = String::new();
     if !counts.with_kernel {
@@ -253,7 +253,7 @@ fn huge(bytes: u64) -> String {
     if bytes == 0 { "-".to_owned() } else { format_bytes(bytes) }
 }
 
-/// A number of pages, or between which it lies.
+/// A number of pages, or its bounds.
 pub(super) fn pages(entries: Entries) -> String {
     match entries {
         Entries { least, most } if least == most => grouped(least),
@@ -337,7 +337,7 @@ pub(super) fn of_cost(set: &WorkingSet) -> String {
     if let Some(left_out) = &set.left_out {
         let rest = left_out.from.map(|from| format!(" and everything from {from:x} on")).unwrap_or_default();
         text += &format!(
-            "left out: {} of anonymous memory{rest}; needed: a stall of about {} ms; fix: --stall {} (found: {})\n",
+            "left out: {} of anonymous memory{rest}; needed: a stall of about {} ms; fix: --stall {}ms (found: {})\n",
             format_bytes(left_out.anonymous),
             left_out.needed_milliseconds,
             left_out.needed_milliseconds,
@@ -360,8 +360,8 @@ mod tests {
     use super::*;
     use crate::commands::stat::report::Walked;
     use std::collections::BTreeMap;
-    use walk_counters::Walks;
-    use working_set::{Cleared, Cost, HeldPages, LeftOut, Level, PartMarks, WalkBound, verdicts};
+    use translation::walk_counters::Walks;
+    use translation::working_set::{Cleared, Cost, HeldPages, LeftOut, Level, PartMarks, WalkBound, verdicts};
 
     fn marks(pages: u64) -> PartMarks {
         let pages = Entries { least: pages, most: pages };
@@ -481,23 +481,24 @@ mod tests {
             reading.parts.insert(Part::Code, PartMarks { pool: 8 << 20, ..PartMarks::default() });
         }
         let text = text(&report(set));
-        assert!(text.contains("left out: 64.0 GiB of anonymous memory and everything from 7f00 on; needed: a stall of about 1678 ms; fix: --stall 1678 (found: 50)"), "{text}");
+        assert!(text.contains("left out: 64.0 GiB of anonymous memory and everything from 7f00 on; needed: a stall of about 1678 ms; fix: --stall 1678ms (found: 50)"), "{text}");
         assert!(text.contains("code, pool pages") && text.contains("?") && !text.contains("at least"), "{text}");
     }
 
     #[test]
     fn a_table_of_counters_says_what_is_missing_and_what_was_scaled() {
-        let family = &walk_counters::families()[0];
-        let counted = |raw, running| Some(walk_counters::Counted { raw, enabled: 1_000, running });
-        let event = |event: &walk_counters::EventCode| walk_counters::EventCount {
+        let family = &translation::walk_counters::families()[0];
+        let counted = |raw, running| Some(translation::walk_counters::Counted { raw, enabled: 1_000, running });
+        let event = |event: &translation::walk_counters::EventCode| translation::walk_counters::EventCount {
             side: event.side,
             counts: event.counts,
             name: event.name.clone(),
             counted: counted(5_000, 500),
             not_counted: None,
         };
-        let whole = |raw| walk_counters::EventCount { counted: counted(raw, 1_000), ..event(&family.events[0]) };
-        let counts = walk_counters::Counts {
+        let whole =
+            |raw| translation::walk_counters::EventCount { counted: counted(raw, 1_000), ..event(&family.events[0]) };
+        let counts = translation::walk_counters::Counts {
             family: family.name.clone(),
             source: family.source.clone(),
             walkers: family.walkers,

@@ -1,71 +1,11 @@
 //! Plans and outcomes as tables.
 
+pub use super::grid::{Table, align_right, table, trimmed};
+use crate::output::Output;
 use address_space::{AddressRange, format_bytes};
-use comfy_table::LineStyle;
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement};
-use foreign_text::{printable, printable_lines};
+use foreign_text::printable;
 use lift_plan::{EdgeCure, Kind, Method, Part, Plan, RangeLift};
-use session::{Base, FarPages, LiftReport, NodeBytes};
-use std::fmt;
-use std::ops::{Deref, DerefMut};
-
-/// A table in which no name begins a line: the first cell of a row is one line, whatever it holds. Other cells may have
-/// several lines, which stay in their column.
-pub struct Table(comfy_table::Table);
-
-impl Table {
-    /// Adds a row.
-    pub fn add_row<T: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        let clean = |(column, cell): (usize, T)| match column {
-            0 => printable(cell.as_ref()),
-            _ => printable_lines(cell.as_ref()),
-        };
-        self.0.add_row(cells.into_iter().enumerate().map(clean).collect::<Vec<_>>());
-    }
-}
-
-impl Deref for Table {
-    type Target = comfy_table::Table;
-
-    fn deref(&self) -> &comfy_table::Table {
-        &self.0
-    }
-}
-
-impl DerefMut for Table {
-    fn deref_mut(&mut self) -> &mut comfy_table::Table {
-        &mut self.0
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// A table without borders on the sides, with these headings.
-pub fn table(headings: &[&str]) -> Table {
-    let mut table = comfy_table::Table::new();
-    table
-        .load_style(NOTHING.header_separator(LineStyle::new('─', '─', '─', '─')))
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_header(headings);
-    Table(table)
-}
-
-/// Right-aligns a column of numbers.
-pub fn align_right(table: &mut Table, column: usize) {
-    if let Some(column) = table.column_mut(column) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-}
-
-/// Returns the table without trailing blanks, which wrap in narrow terminals.
-pub fn trimmed(table: &Table) -> String {
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
-}
+use session::{Base, FarPages, LiftReport, NodeBytes, Postponed};
 
 /// Kinds in one cell.
 pub fn kinds(kinds: &[Kind]) -> String {
@@ -73,13 +13,21 @@ pub fn kinds(kinds: &[Kind]) -> String {
 }
 
 /// A plan: what would be lifted, edges, and what would not and why.
-pub fn plan(program: &str, plan: &Plan) -> String {
-    let mut text = format!(
-        "{}: {} of {} would lie on huge pages\n",
-        printable(program),
-        format_bytes(plan.planned()),
-        format_bytes(plan.considered)
-    );
+pub fn plan(program: &str, plan: &Plan, postponed: Option<&Postponed>) -> String {
+    let (planned, considered) = (format_bytes(plan.planned()), format_bytes(plan.considered));
+    let later = postponed.map_or_else(String::new, |postponed| format!(", {}", later(postponed)));
+    format!("{}: {planned} of {considered} would lie on huge pages{later}\n{}", printable(program), ranges(plan))
+}
+
+/// The memory that a start lifts later, in words.
+pub fn later(postponed: &Postponed) -> String {
+    let due = postponed.due_microseconds as f64 / 1e6;
+    format!("{} more when it has used {due:.1} s of CPU time", format_bytes(postponed.bytes))
+}
+
+/// The ranges of a plan: what would be lifted, edges, and what would not and why.
+pub fn ranges(plan: &Plan) -> String {
+    let mut text = String::new();
     if !plan.lifts.is_empty() {
         text += &format!("\nTo be lifted\n{}\n", lifts_table(plan));
     }
@@ -166,7 +114,8 @@ fn refusals_table(plan: &Plan) -> Table {
 
 /// Formats the outcome of each range, for `-v`.
 pub fn outcome(report: &LiftReport) -> String {
-    let mut table = table(&["object", "what", "prot", "size", "huge", "source", "not huge, and why"]);
+    let mut table =
+        table(&["object", "what", "prot", "size", "huge", "source", "not huge, and why"]).for_stream(Output::Error);
     for range in &report.lift.ranges {
         let source = range.source.map_or_else(|| "-".to_owned(), |source| format!("{source} {}", range.page_size));
         let mut notes: Vec<String> = Vec::new();
@@ -197,7 +146,7 @@ pub fn outcome(report: &LiftReport) -> String {
     format!("{table}\n{}", summary(report))
 }
 
-/// Lines about pages of files and images that lie on other nodes than the process.
+/// Lines about pages of files and images on other nodes than the process.
 pub fn far_pages(far: &[FarPages]) -> String {
     far.iter().map(|pages| format!("on another node: {pages}\n")).collect()
 }

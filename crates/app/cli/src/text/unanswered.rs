@@ -1,5 +1,6 @@
 //! Names processes that were left out because they do not answer.
 
+use super::number::counted;
 use foreign_text::printable;
 use linux::watch;
 use process_view::{Silence, Unanswered};
@@ -13,19 +14,15 @@ pub fn notes(unanswered: &[Unanswered]) -> String {
     let (silent, others) = (of(Silence::NoAnswer), of(Silence::NotAsked));
     let mut text = String::new();
     if !silent.is_empty() {
-        let (count, seconds) = (counted(silent.len()), watch::LIMIT.as_secs());
+        let (count, seconds) = (counted(silent.len() as u64, "process"), watch::LIMIT.as_secs());
         text +=
             &format!("note: {count} did not answer within {seconds} s, left out: {}; fix: end it\n", named(&silent));
     }
     if !others.is_empty() {
-        let (count, silent) = (counted(others.len()), silent.len());
+        let (count, silent) = (counted(others.len() as u64, "process"), silent.len());
         text += &format!("note: {count} not read, because so many did not answer ({silent}): {}\n", named(&others));
     }
     text
-}
-
-fn counted(number: usize) -> String {
-    if number == 1 { "1 process".to_owned() } else { format!("{number} processes") }
 }
 
 fn named(processes: &[&Unanswered]) -> String {

@@ -1,23 +1,28 @@
 //! `pagelift bench`: does it pay?
 
 mod calm;
+mod sequence;
 mod servers;
 mod switchers;
 mod toggle;
 mod translation;
 
+pub use sequence::run as measure_lift;
+
 use crate::answer as text;
 use crate::report::open_record;
 use anyhow::{Context, bail};
+use bench::record::read;
+use bench::whole_runs::Observed;
+use bench::{Limits, Progress};
 use cli::arguments::bench::{ArmArg, BenchArgs, PerArg};
 use cli::commands::reading::confine_to;
 use cli::exit::interruptions;
 use cli::output::Output;
 use confinement::Reads;
-use experiment::record::{Design, Header, Record, read};
-use experiment::{Limits, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::machine_check::look_at_machine;
+use measure::record::{Design, Header, Record};
 use measure::toggle::Per;
 use options::{Choice, Pages, Policy};
 use servers::Arms;
@@ -40,8 +45,10 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         (None, None, Some(server)) => servers::run(args, server)?,
         (None, None, None) => whole_runs(args)?,
     };
-    let text = if args.json { text::json(&record)? } else { text::answer(&record) };
-    Output::Standard.print(&text)?;
+    match args.json {
+        true => Output::Standard.print_whole(&text::json(&record)?)?,
+        false => Output::Standard.print(&text::answer(&record))?,
+    }
     if let Some(why) = text::failure(&record) {
         bail!("{why}");
     }
@@ -74,13 +81,14 @@ fn whole_runs(args: &BenchArgs) -> anyhow::Result<Record> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).envs(compared.variables(arm));
         command
     };
+    let observed = Observed { only: &args.only, cold_plain: args.cold_plain };
     let interrupted = interruptions()?;
     measured(args, &interrupted, |limits, file, tell| {
-        experiment::whole_runs::run(&mut command, header, limits, file, tell)
+        bench::whole_runs::run(&mut command, observed, header, limits, file, tell)
     })
 }
 
-/// Words for a record, and for an arm that is made of them.
+/// Words for a record, and for an arm made from them.
 fn words_of(command: &[OsString]) -> anyhow::Result<Vec<String>> {
     let word = |word: &OsString| {
         word.to_str().map(str::to_owned).with_context(|| format!("{}: needed: words in UTF-8", word.display()))
@@ -145,7 +153,7 @@ fn header(args: &BenchArgs, design: Design, program: String, arms: Vec<String>, 
         // The program and whoever gives it work are at it already.
         machine.other_load = None;
     }
-    let shown = |word: OsString| experiment::work::without_password(&word.to_string_lossy());
+    let shown = |word: OsString| bench::work::without_password(&word.to_string_lossy());
     Header {
         machine,
         counters: args.counters,
@@ -161,7 +169,7 @@ fn header(args: &BenchArgs, design: Design, program: String, arms: Vec<String>, 
 fn measured(
     args: &BenchArgs,
     interrupted: &AtomicBool,
-    run: impl FnOnce(Limits<'_>, Option<File>, &mut dyn FnMut(&Progress<'_>)) -> Result<Record, experiment::ExperimentError>,
+    run: impl FnOnce(Limits<'_>, Option<File>, &mut dyn FnMut(&Progress<'_>)) -> Result<Record, bench::ExperimentError>,
 ) -> anyhow::Result<Record> {
     let create =
         |path: &PathBuf| linux::written_file::create(path).with_context(|| format!("writing {}", path.display()));

@@ -2,19 +2,18 @@
 
 use super::{arms, calm, header, measured, started};
 use anyhow::{Context, ensure};
+use bench::servers::{Bursts, LoadSource, Place, Servers, words_of};
 use cli::arguments::bench::BenchArgs;
 use cli::arguments::policy::words;
 use cli::exit::interruptions;
-use experiment::record::{Design, Header, Load, MOST_ARMS, Record, Windows};
-use experiment::servers::{Bursts, LoadSource, Place, Servers, words_of};
+use measure::record::{Design, Header, Load, MOST_ARMS, Record, Windows};
 use measure::toggle::Per;
 use std::path::Path;
-use std::time::Duration;
 
 /// The commands that are compared with the plain one.
 pub(super) struct Arms {
     pub(super) names: Vec<String>,
-    /// Options of the lift; empty where the arm has a command of its own.
+    /// Options of the lift; empty if the arm has a separate command.
     pub(super) lifts: Vec<Vec<String>>,
     pub(super) commands: Vec<Vec<String>>,
     /// Variables of its environment.
@@ -65,7 +64,7 @@ impl Arms {
         Some(self.lifts[arm].as_slice()).filter(|lift| !lift.is_empty())
     }
 
-    /// What the record keeps of each.
+    /// The record's options of each.
     pub(super) fn options(&self) -> Vec<Vec<String>> {
         let set = |(name, value): &(String, String)| format!("{name}={value}");
         let of = |arm: usize| match (&self.lifts[arm][..], &self.variables[arm][..]) {
@@ -115,7 +114,7 @@ pub(super) fn run(args: &BenchArgs, server: &str) -> anyhow::Result<Record> {
         command.envs(compared.variables(arm));
         command
     };
-    let (window, settle) = (Duration::from_millis(args.window), Duration::from_millis(args.settle));
+    let (window, settle) = (args.window, args.settle);
     let clients = matches!(load, LoadSource::Clients(_)).then_some(args.servers.clients);
     let windows =
         Windows { length: window.as_secs_f64(), settle: settle.as_secs_f64(), with_switches: false, only_work: true };
@@ -131,7 +130,9 @@ pub(super) fn run(args: &BenchArgs, server: &str) -> anyhow::Result<Record> {
         }),
         ..header(args, Design::Servers, server.to_owned(), names, load.unit().to_owned(), Per::CpuSecond)
     };
+    let runs_plain_command: Vec<bool> = compared.commands.iter().map(|command| *command == plain).collect();
     let servers = Servers {
+        runs_plain_command: &runs_plain_command,
         command: &mut command,
         load: &load,
         clients: args.servers.clients,
@@ -142,7 +143,7 @@ pub(super) fn run(args: &BenchArgs, server: &str) -> anyhow::Result<Record> {
         ready: args.servers.ready.as_deref(),
     };
     let interrupted = interruptions()?;
-    measured(args, &interrupted, |limits, file, tell| experiment::servers::run(servers, header, limits, file, tell))
+    measured(args, &interrupted, |limits, file, tell| bench::servers::run(servers, header, limits, file, tell))
 }
 
 #[cfg(test)]

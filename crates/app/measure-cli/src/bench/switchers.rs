@@ -1,10 +1,10 @@
-//! What switches a live program for `bench --toggle`: a lift and its way back, or the user's own commands.
+//! The switchers of a live program for `bench --toggle`: a lift and its restore, or the user's own commands.
 
-use cli::commands::lift_switcher::{LiftSwitcher, RetryLimit, Switched};
-use experiment::of_one_program;
-use experiment::record::Lift;
-use experiment::toggle::{Done, Switcher};
-use experiment::work::shell as shell_command;
+use bench::of_one_program;
+use bench::toggle::{Done, Switcher};
+use bench::work::shell as shell_command;
+use cli::commands::lift_switcher::{FoundLifted, LiftSwitcher, RetryLimit, Switched};
+use measure::record::Lift;
 use options::Policy;
 use session::LiftReport;
 use session::running::Attached;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Lifts of a process and of those of the same program that descend from it, and the way back.
+/// Lifts of a process and of its descendants with the same program, and their restore.
 pub(super) struct Lifts {
     pid: i32,
     policies: Vec<Policy>,
@@ -22,23 +22,29 @@ pub(super) struct Lifts {
 
 impl Lifts {
     /// Puts the processes back to plain, where they are lifted.
-    pub(super) fn new(pid: i32, policies: Vec<Policy>, interrupted: &Arc<AtomicBool>) -> anyhow::Result<Self> {
-        let first = LiftSwitcher::new(pid, policies.clone(), interrupted)?;
+    pub(super) fn new(
+        pid: i32,
+        policies: Vec<Policy>,
+        interrupted: &Arc<AtomicBool>,
+        found_lifted: FoundLifted,
+    ) -> anyhow::Result<Self> {
+        let first = LiftSwitcher::new(pid, policies.clone(), interrupted, found_lifted)?;
         let switchers = BTreeMap::from([(pid, first)]);
         let mut lifts = Self { pid, policies, switchers, interrupted: interrupted.clone() };
-        lifts.find().map_err(anyhow::Error::msg)?;
+        lifts.find(found_lifted).map_err(anyhow::Error::msg)?;
         Ok(lifts)
     }
 
-    /// Takes up processes that were started, and lets go of those that have ended.
-    fn find(&mut self) -> Result<(), String> {
+    /// Adds processes that were started, and removes those that have ended. A process that was started during the measurement has
+    /// inherited the memory of its parent, lifted or not.
+    fn find(&mut self, found_lifted: FoundLifted) -> Result<(), String> {
         let processes = of_one_program(self.pid);
         self.switchers.retain(|pid, _| processes.contains(pid));
         for pid in processes {
             if self.switchers.contains_key(&pid) {
                 continue;
             }
-            match LiftSwitcher::new(pid, self.policies.clone(), &self.interrupted) {
+            match LiftSwitcher::new(pid, self.policies.clone(), &self.interrupted, found_lifted) {
                 Ok(switcher) => drop(self.switchers.insert(pid, switcher)),
                 Err(error) if self.is_needed(pid) => return Err(format!("{error:#}")),
                 Err(_) => {}
@@ -56,7 +62,7 @@ impl Lifts {
 impl Switcher for Lifts {
     /// Some of the processes may have nothing to lift, but not all.
     fn to(&mut self, arm: usize) -> Result<Done, String> {
-        self.find()?;
+        self.find(FoundLifted::LeavePlain)?;
         let limit = RetryLimit::from_now(&self.interrupted);
         let (mut all, mut covered) = (Done::default(), 0);
         for pid in self.switchers.keys().copied().collect::<Vec<_>>() {
@@ -68,7 +74,7 @@ impl Switcher for Lifts {
                 Err(why) if self.is_needed(pid) => return Err(why),
                 Err(_) => continue,
             };
-            all.pause = all.pause.max(pause.longest);
+            all.add_pause(pause);
             all.is_retried |= is_retried;
             covered += report.lift.covered_bytes;
             if pid == self.pid {
@@ -78,23 +84,25 @@ impl Switcher for Lifts {
         Ok(Done { covered: Some(covered), ..all })
     }
 
-    /// All processes are put back that can be, whatever the others say.
+    /// Restores every process that can be restored, also after an error. The last search finds processes that lifted ones have
+    /// forked meanwhile.
     fn back(&mut self) -> Result<Done, String> {
-        let mut refused: Vec<String> = self.find().err().into_iter().collect();
+        let mut refused: Vec<String> = self.find(FoundLifted::LeavePlain).err().into_iter().collect();
         let limit = RetryLimit::from_now(&self.interrupted);
         let mut all = Done { covered: Some(0), ..Done::default() };
         for (pid, switcher) in &self.switchers {
             match switcher.back(&limit) {
-                Ok(detached) => all.pause = all.pause.max(detached.pause.longest),
+                Ok(detached) => all.add_pause(detached.pause),
                 Err(why) if self.is_needed(*pid) => refused.push(why),
                 Err(_) => {}
             }
         }
+        refused.extend(self.find(FoundLifted::LeavePlain).err());
         if refused.is_empty() { Ok(all) } else { Err(refused.join("; ")) }
     }
 }
 
-/// What the record keeps of it: of one that has lifted nothing the reason.
+/// The entry in the record: for an arm without a lift the reason.
 fn lift_of(report: &LiftReport) -> Option<Lift> {
     let json = serde_json::to_string(report).ok()?;
     let mut lift = Lift::from_report(&json).ok()?;

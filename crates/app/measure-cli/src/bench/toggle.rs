@@ -4,21 +4,21 @@ use super::servers::needs_a_sign;
 use super::switchers::{CommandSwitcher, Lifts};
 use super::{arms, header, measured, started, words_of};
 use anyhow::{bail, ensure};
+use bench::Limits;
+use bench::servers::live::{Live, LiveLoad, LiveServer};
+use bench::servers::{LoadSource, Place};
+use bench::toggle::{Subject, Switcher, Timing};
+use bench::work::{Counter, WorkSource};
 use cli::arguments::bench::BenchArgs;
 use cli::arguments::policy::words;
+use cli::commands::lift_switcher::FoundLifted;
 use cli::exit::interruptions;
 use cli::say;
-use experiment::Limits;
-use experiment::record::{Design, Header, Load, Record, Windows};
-use experiment::servers::live::{Live, LiveLoad, LiveServer};
-use experiment::servers::{LoadSource, Place};
-use experiment::toggle::{Subject, Switcher, Timing};
-use experiment::work::{Counter, WorkSource};
+use measure::record::{Design, Header, Load, Record, Windows};
 use measure::toggle::Per;
 use options::{Kind, Kinds, Policy};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 /// Switches the process of this number, or the server that the words start.
 pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> {
@@ -29,7 +29,7 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
     ensure!(per != Per::Cycle || args.per.is_none(), "--work instructions is divided by cycles; fix: leave out --per");
     let load = args.servers.load.as_deref().map(|text| LoadSource::parse(text, None)).transpose();
     let load = load.map_err(anyhow::Error::msg)?;
-    // Before anything is started: what cannot be switched is said at once.
+    // Before any start: a program that cannot be switched is refused at once.
     let switched = switched(args)?;
     let mut live = match pid {
         Some(pid) => of_running(args, pid, load.as_ref(), &interrupted)?,
@@ -44,7 +44,7 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
     if let Some(note) = work.note() {
         say!("pagelift: note: {note}");
     }
-    let timing = Timing { window: Duration::from_millis(args.window), settle: Duration::from_millis(args.settle) };
+    let timing = Timing { window: args.window, settle: args.settle };
     let counts_switches = work.counts_switches() && matches!(switched, Switched::Lifted(..));
     if counts_switches && !args.steady {
         say!(
@@ -62,14 +62,14 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
     let header = header_of(args, pid, &switched, load.as_ref(), (work.unit(), per), windows);
     let mut switcher: Box<dyn Switcher> = match switched {
         Switched::ByCommands(on, off) => Box::new(CommandSwitcher::new(&filled(&on), &filled(&off))),
-        Switched::Lifted(_, policies) => Box::new(Lifts::new(pid, policies, &interrupted)?),
+        Switched::Lifted(_, policies) => Box::new(Lifts::new(pid, policies, &interrupted, FoundLifted::LiftAgain)?),
     };
     let (work, switcher, mut check) = (work.as_mut(), switcher.as_mut(), || live.check());
     let subject = Subject { pid, work, switcher, timing, check: &mut check };
-    measured(args, &interrupted, |limits, file, tell| experiment::toggle::run(subject, header, limits, file, tell))
+    measured(args, &interrupted, |limits, file, tell| bench::toggle::run(subject, header, limits, file, tell))
 }
 
-/// What the program is switched by.
+/// The way in which the program is switched.
 enum Switched {
     ByCommands(String, String),
     /// Names of the arms and what each lifts.
@@ -85,8 +85,8 @@ fn switched(args: &BenchArgs) -> anyhow::Result<Switched> {
     Ok(Switched::Lifted(names, policies.into_iter().map(reversible).collect::<anyhow::Result<_>>()?))
 }
 
-/// What can be taken back while the program runs: writable memory is collapsed in place, and stays so.
-fn reversible(policy: Policy) -> anyhow::Result<Policy> {
+/// The part that can be restored while the program runs: writable memory is collapsed in place, and stays so.
+pub(super) fn reversible(policy: Policy) -> anyhow::Result<Policy> {
     const WRITABLE: [Kind; 3] = [Kind::Data, Kind::Bss, Kind::Heap];
     ensure!(!policy.seal, "sealed memory cannot be put back; fix: leave out --seal");
     if policy.kinds == Kinds::USUAL {
@@ -148,7 +148,7 @@ fn of_command(args: &BenchArgs, load: Option<&LoadSource>, interrupted: &AtomicB
     Ok(Live::start(server, load, limits(args, interrupted))?)
 }
 
-/// What clients of our own are answered is the work, unless something else is asked for.
+/// Answers to our own clients are the work, unless another work is requested.
 fn work(source: &WorkSource, live: &Live, pid: i32) -> anyhow::Result<Box<dyn Counter>> {
     let answers = live.load().filter(|_| *source == WorkSource::Auto).and_then(|load| load.counter());
     Ok(match answers {

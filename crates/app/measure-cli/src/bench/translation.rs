@@ -1,8 +1,8 @@
-//! What address translation costs here, for the record.
+//! The cost of address translation here, for the record.
 
 use cli::commands::probe::beside;
-use experiment::record::{PageCosts, Translation};
-use tlb_probe::{Measured, Probe};
+use measure::record::{PageCosts, Translation};
+use translation::tlb_probe::{Measured, Probe};
 
 /// Measures it, in this thread.
 pub(super) fn measured() -> Translation {

@@ -1,6 +1,5 @@
 //! `pagelift-measure`, which `pagelift` executes for the commands that measure.
 
-use clap::Parser;
 use cli::definition::MeasuringCli;
 use cli::exit::finished;
 use cli::output::Output;
@@ -13,7 +12,8 @@ static ALLOCATOR: cli::allocator::Allocator = cli::allocator::Allocator::new();
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
-    match MeasuringCli::try_parse_from(&words) {
+    cli::output::fit_screens();
+    match cli::help::parse::<MeasuringCli>(words.iter().cloned()) {
         Ok(cli) => ExitCode::from(finished(measure_cli::run(&cli.command))),
         Err(error) => {
             Output::print_usage(&error, &words);

@@ -1,15 +1,15 @@
 //! `pagelift align --relayout --root DIR`.
 
 use super::relayout::{brings, replace_file};
-use super::{AlignArgs, Target};
+use super::{AlignArgs, Asker, Target};
 use crate::output::Output;
 use address_space::PageSize;
 use anyhow::{Context, bail};
-use elf_alignment::{Relayout, RelayoutError};
-use file_replacement::ReplaceError;
 use linux::bounded::ELF_HEADERS;
 use linux::pages::base_page;
 use object::ReadCache;
+use page_cache::alignment::{Relayout, RelayoutError};
+use page_cache::replacement::ReplaceError;
 use process_view::{BoundedFile, FileIdentity, open_regular_file, printable};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -90,11 +90,11 @@ fn change(args: &AlignArgs, path: &Path, name: &str, huge: PageSize) -> anyhow::
     let file = open_regular_file(path)?.context("found something else than a regular file, needed a file")?;
     let identity = FileIdentity::of(&file.metadata()?);
     let data = ReadCache::new(BoundedFile::new(&file, identity.size, ELF_HEADERS.bytes()));
-    let relayout = Relayout::plan(&data, huge, base_page(), args.force)?;
+    let relayout = Relayout::plan(&data, huge, base_page(), args.force, args.edges)?;
     if !args.check {
-        replace_file(&Target { args, path, name, file: &file, identity }, &relayout)?;
+        replace_file(&Target { args, asker: Asker::Command, path, name, file: &file, identity }, &relayout)?;
     }
-    Ok(brings(&relayout.after, huge))
+    Ok(brings(&relayout, huge))
 }
 
 /// True for errors of the machine, which are no property of the file.

@@ -5,25 +5,57 @@ use nix::libc::{S_ISGID, S_ISUID};
 use object::read::elf::FileHeader as _;
 use object::{LittleEndian, ReadCache};
 use process_view::{BoundedFile, printable};
+use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// A reason of others against a change of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Its bytes are signed or measured; the text says what was found.
+    Signed(String),
+    /// It belongs to a package.
+    Package(Package),
+}
+
+/// An installed package.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Package {
+    /// Its name, printable.
+    pub name: String,
+    /// True if dpkg has installed it.
+    pub is_of_dpkg: bool,
+}
+
+impl std::fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Signed(text) => f.write_str(text),
+            Self::Package(Package { name, .. }) => write!(
+                f,
+                "found that it belongs to the package {name}, whose check and upgrade would notice and undo the change"
+            ),
+        }
+    }
+}
+
 /// Why somebody else counts on the file's bytes.
-pub fn obstacle(path: &Path, file: &File) -> anyhow::Result<Option<String>> {
+pub fn obstacle(path: &Path, file: &File) -> anyhow::Result<Option<Obstacle>> {
+    if let Some(found) = signed(file) {
+        return Ok(Some(Obstacle::Signed(found)));
+    }
+    Ok(package_of(&std::fs::canonicalize(path)?).map(Obstacle::Package))
+}
+
+/// The finding, for messages, if the file is signed or measured.
+pub fn signed(file: &File) -> Option<String> {
     if linux::attributes::of_file(file, c"security.ima").is_ok() {
-        return Ok(Some("found that it is measured or signed (security.ima), which a changed file is not".into()));
+        return Some("found that it is measured or signed (security.ima), which a changed file is not".to_owned());
     }
-    if let Some(section) = signature(file) {
-        return Ok(Some(format!("found that it is signed (section {section}), which a changed file is not")));
-    }
-    let path = std::fs::canonicalize(path)?;
-    Ok(package_of(&path).map(|package| {
-        format!(
-            "found that it belongs to the package {package}, whose check and upgrade would notice and undo the change"
-        )
-    }))
+    signature(file).map(|section| format!("found that it is signed (section {section}), which a changed file is not"))
 }
 
 /// The name of a section that holds a signature.
@@ -42,21 +74,50 @@ fn signature(file: &File) -> Option<String> {
 }
 
 /// The package that a path belongs to, by dpkg or rpm. Where `/bin` is a link to `/usr/bin` a package may name either.
-fn package_of(path: &Path) -> Option<String> {
+fn package_of(path: &Path) -> Option<Package> {
     let unmerged = path.strip_prefix("/usr").ok().map(|rest| Path::new("/").join(rest));
     for path in [Some(path.to_owned()), unmerged].into_iter().flatten() {
         // dpkg takes patterns.
         let escaped = path.to_str()?.replace('\\', "\\\\").replace('*', "\\*").replace('?', "\\?").replace('[', "\\[");
         for (program, option, asked) in [("dpkg-query", "-S", escaped.as_str()), ("rpm", "-qf", path.to_str()?)] {
-            let Ok(output) = Command::new(program).args([option, "--", asked]).output() else { continue };
-            if output.status.success() {
-                let text = String::from_utf8_lossy(&output.stdout).into_owned();
-                let first = text.lines().find(|line| !line.starts_with("diversion "))?;
-                return Some(printable(first.split(": ").next().unwrap_or(first)));
+            let command = &mut Command::new(program);
+            let Ok(output) = command.env("LC_ALL", "C").args([option, "--", asked]).output() else { continue };
+            let text = String::from_utf8_lossy(&output.stdout);
+            if let Some(line) = text.lines().find(|line| output.status.success() && !is_of_diversion(line)) {
+                let name = printable(line.split(": ").next().unwrap_or(line));
+                return Some(Package { name, is_of_dpkg: program == "dpkg-query" });
             }
         }
     }
     None
+}
+
+/// True for a line of `dpkg-query -S` about a diversion, a package's or a local one.
+fn is_of_diversion(line: &str) -> bool {
+    line.starts_with("diversion ") || line.starts_with("local diversion ")
+}
+
+/// True if dpkg knows a package's file by exactly this path. A diversion of another name of the file has no effect.
+pub fn is_installed_as(path: &Path) -> bool {
+    let Some(text) = path.to_str() else { return false };
+    let output = Command::new("dpkg-query").env("LC_ALL", "C").args(["-S", "--", text]).output();
+    output.is_ok_and(|output| {
+        let found = String::from_utf8_lossy(&output.stdout);
+        found.lines().any(|line| !is_of_diversion(line) && line.split_once(": ").is_some_and(|(_, own)| own == text))
+    })
+}
+
+/// The path at which dpkg installs a package's file of this path (dpkg-divert(1)) if the administrator has diverted it. If a
+/// package has, the file at `path` is that package's.
+pub fn locally_diverted_to(path: &Path) -> Option<PathBuf> {
+    let asked = |option: &str| -> Option<Vec<u8>> {
+        let output = Command::new("dpkg-divert").env("LC_ALL", "C").arg(option).arg(path).output().ok()?;
+        let mut text = output.stdout;
+        (output.status.success() && text.pop() == Some(b'\n')).then_some(text)
+    };
+    asked("--listpackage").filter(|package| package == b"LOCAL")?;
+    let other = PathBuf::from(OsString::from_vec(asked("--truename")?));
+    (other.is_absolute() && other != path).then_some(other)
 }
 
 /// The privilege that a program has by its file, if any: set-user-ID, set-group-ID or capabilities.

@@ -5,11 +5,11 @@ use super::{Attributes, RECORD, Target, flags, former_values};
 use crate::output::Output;
 use address_space::{PageSize, format_bytes};
 use anyhow::bail;
-use elf_alignment::{Field, Former, Piece, Relayout, RelayoutError, Segment, Segments};
-use file_replacement::{Change, Moved, Order, Patch, write_copy};
 use foreign_text::quoted_path;
 use linux::pages::base_page;
 use object::{ReadCache, ReadRef};
+use page_cache::alignment::{Field, Former, Piece, Relayout, RelayoutError, Segment, Segments};
+use page_cache::replacement::{Change, Moved, Order, Patch, write_copy};
 use process_view::printable;
 use std::os::unix::fs::MetadataExt;
 
@@ -19,7 +19,7 @@ const BLOCK: u64 = 512;
 /// Gives a file's segments other offsets, or prints what that would bring.
 pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyhow::Result<()> {
     let (args, name, out) = (target.args, target.name, Output::Standard);
-    let relayout = match Relayout::plan(data, huge, base_page(), args.force) {
+    let relayout = match Relayout::plan(data, huge, base_page(), args.force, args.edges) {
         Ok(relayout) => relayout,
         Err(error @ RelayoutError::Done(_)) => {
             writeln!(out, "{name}: {error}")?;
@@ -31,7 +31,7 @@ pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyh
         }
     };
     if args.check {
-        writeln!(out, "{name}: would bring {}; {}", brings(&relayout.after, huge), at_present(&relayout.before, huge))?;
+        writeln!(out, "{name}: would bring {}; {}", brings(&relayout, huge), at_present(&relayout.before, huge))?;
         print_sizes(target, &relayout)?;
         print_uncovered(name, &relayout.after, huge)?;
         if let Some(obstacle) = obstacle(target.path, target.file)? {
@@ -43,15 +43,15 @@ pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyh
         return Ok(());
     }
     if let Some(path) = &args.output {
-        let change = Change { attributes: record(&relayout), only_if: Some(target.identity), ..changed(&relayout) };
+        let change = Change { only_if: Some(target.identity), ..copied(&relayout) };
         write_copy(target.file, path, &change)?;
         let shown = printable(&path.display().to_string());
-        writeln!(out, "{shown}: {name} with another layout: {}", brings(&relayout.after, huge))?;
+        writeln!(out, "{shown}: {name} with another layout: {}", brings(&relayout, huge))?;
         return Ok(());
     }
     replace_file(target, &relayout)?;
     let undo = quoted_path(target.path);
-    writeln!(out, "{name}: laid out anew: {}; undo: pagelift align --undo {undo}", brings(&relayout.after, huge))?;
+    writeln!(out, "{name}: laid out anew: {}; undo: pagelift align --undo {undo}", brings(&relayout, huge))?;
     Ok(())
 }
 
@@ -87,6 +87,11 @@ pub fn restored(former: &Former) -> Change {
     ordered(former.length, &former.pieces, &former.fields)
 }
 
+/// The change for a copy elsewhere.
+pub fn copied(relayout: &Relayout) -> Change {
+    Change { attributes: record(relayout), ..changed(relayout) }
+}
+
 fn changed(relayout: &Relayout) -> Change {
     ordered(relayout.length, &relayout.pieces, &relayout.fields)
 }
@@ -98,8 +103,12 @@ fn ordered(length: u64, pieces: &[Piece], fields: &[Field]) -> Change {
     Change { order: Some(order), patches: fields.iter().map(patch).collect(), ..Change::default() }
 }
 
-pub fn brings(after: &Segments, huge: PageSize) -> String {
-    format!("{} at each start", covered(after, huge))
+pub fn brings(relayout: &Relayout, huge: PageSize) -> String {
+    let covered = format!("{} at each start", covered(&relayout.after, huge));
+    match relayout.widened {
+        0 => covered,
+        widened => format!("{covered}, of which {} of read-only data become executable", format_bytes(widened)),
+    }
 }
 
 fn covered(segments: &Segments, huge: PageSize) -> String {

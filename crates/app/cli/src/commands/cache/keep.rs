@@ -4,6 +4,8 @@ use super::chosen::Chosen;
 use super::huge_page;
 use super::prepare::{describe, files_of_package, programs_of};
 use super::running::executed_by;
+use crate::arguments::time::{LONGEST, SECOND, seconds};
+use crate::commands::align::kept::{Layouts, is_read_only};
 use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
@@ -19,8 +21,12 @@ use std::time::Duration;
 
 /// `pagelift cache keep`.
 #[derive(Args, Clone)]
-#[command(after_help = "The list has one entry a line: /PATH, `package NAME` or `running NAME`; # begins a comment.\n\
-`systemctl enable --now pagelift-cache.timer` runs it with --once, pagelift-cache-lock.service with --lock.")]
+#[command(
+    after_help = "The list has one entry a line: /PATH, `package NAME`, `running NAME`, or `relayout = [\"/PATH\", …]` \
+for files that get another layout first (`pagelift align --relayout`), again after each upgrade; # begins a comment. A file of \
+a package needs `relayout-packaged = […]`, or a diversion (dpkg-divert).\n\
+`systemctl enable --now pagelift-cache.timer` runs it with --once, pagelift-cache-lock.service with --lock."
+)]
 pub struct KeepArgs {
     /// The list of files.
     #[arg(long, value_name = "FILE", default_value = "/etc/pagelift/cache.conf")]
@@ -34,9 +40,12 @@ pub struct KeepArgs {
     /// Look once and end, with an error where something listed is not in huge folios at all.
     #[arg(long)]
     once: bool,
-    /// Seconds between two looks.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
-    interval: u64,
+    /// Only give the files of `relayout` entries their layout, and end. The packages of Pagelift run this after each upgrade.
+    #[arg(long, conflicts_with_all = ["lock", "once"])]
+    relayout: bool,
+    /// Time between two checks.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = seconds(SECOND, LONGEST))]
+    interval: Duration,
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -47,10 +56,16 @@ fn size(text: &str) -> Result<u64, String> {
 pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
     limit_reads();
     let huge = huge_page()?;
+    let mut layouts = Layouts::new(huge);
+    if args.relayout {
+        return all_laid_out(lay_out(&mut layouts, &entries(args)?, false)?);
+    }
     let mut keeper = Keeper::new(huge, args.budget.filter(|_| args.lock));
     let (mut said, mut running) = (Vec::new(), BTreeMap::new());
     loop {
-        let Listed { paths, mut failed, left_out } = listed(args, huge, &mut running)?;
+        let entries = entries(args)?;
+        let without_layout = lay_out(&mut layouts, &entries, true)?;
+        let Listed { paths, mut failed, left_out } = listed(entries, huge, &mut running);
         let number = paths.len() + failed.len();
         let mut others = 0;
         for report in keeper.round(&paths) {
@@ -59,7 +74,7 @@ pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
         if args.once {
             failed.iter().chain(&left_out).for_each(|error| say!("pagelift: {error}"));
             return match failed.len() + others {
-                0 => Ok(()),
+                0 => all_laid_out(without_layout),
                 failed => Err(anyhow!("{failed} of {number} entries are not in huge folios")),
             };
         }
@@ -69,7 +84,7 @@ pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
             failed.iter().for_each(|error| say!("pagelift: {error}"));
         }
         said = failed;
-        std::thread::sleep(Duration::from_secs(args.interval));
+        std::thread::sleep(args.interval);
     }
 }
 
@@ -86,8 +101,8 @@ struct Listed {
 /// Files by the name of the program whose processes executed them at the last look.
 type Running = BTreeMap<String, Vec<KeptPath>>;
 
-/// Reads the list. If a process of a program does not answer, the files that the program executed at the last look stay in the list.
-fn listed(args: &KeepArgs, huge: PageSize, running: &mut Running) -> anyhow::Result<Listed> {
+/// Reads the list.
+fn entries(args: &KeepArgs) -> anyhow::Result<Vec<ListEntry>> {
     let name = args.config.display();
     let file = open_regular_file(&args.config).with_context(|| format!("reading the list {name}"))?;
     let Some(file) = file else { bail!("{name}: found something else than a regular file, needed a list of files") };
@@ -97,13 +112,49 @@ fn listed(args: &KeepArgs, huge: PageSize, running: &mut Running) -> anyhow::Res
     if entries.is_empty() {
         bail!("{name}: found no entry, needed at least one");
     }
+    Ok(entries)
+}
+
+/// Gives files the layout that the list asks for. Returns the number of files that have not got it. With `skip_read_only` files that
+/// cannot be written here are left to others.
+fn lay_out(layouts: &mut Layouts, entries: &[ListEntry], skip_read_only: bool) -> anyhow::Result<usize> {
+    let mut failed = 0;
+    for entry in entries {
+        let ListEntry::Relayout { paths, packaged } = entry else { continue };
+        for path in paths.iter().filter(|path| !(skip_read_only && is_read_only(path))) {
+            let name = printable(&path.display().to_string());
+            match layouts.keep(path, *packaged) {
+                Ok(None) => {}
+                Ok(Some(brings)) => writeln!(Output::Standard, "{name}: laid out anew: {brings}")?,
+                Err(error) => {
+                    failed += 1;
+                    say!("pagelift: {name}: not laid out anew: {error:#}");
+                }
+            }
+        }
+    }
+    Ok(failed)
+}
+
+fn all_laid_out(failed: usize) -> anyhow::Result<()> {
+    match failed {
+        0 => Ok(()),
+        1 => Err(anyhow!("1 file did not get the layout that the list asks for")),
+        failed => Err(anyhow!("{failed} files did not get the layout that the list asks for")),
+    }
+}
+
+/// The files that entries name. If a process of a program does not answer, the files that the program executed at the last look
+/// stay in the list.
+fn listed(entries: Vec<ListEntry>, huge: PageSize, running: &mut Running) -> Listed {
     let (mut paths, mut failed, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     for entry in entries {
         let found = match &entry {
             ListEntry::File(path) => Ok(vec![path.clone().into()]),
+            ListEntry::Relayout { paths, .. } => Ok(paths.iter().cloned().map(KeptPath::from).collect()),
             ListEntry::Package(name) => files_of_package(name)
                 .map(|files| programs_of(&files, huge).into_iter().map(|one| one.path.into()).collect()),
-            // A program that does not run yet is no failure: it is looked for again.
+            // A program that does not run yet is no failure: the next round searches again.
             ListEntry::Running(name) => {
                 let (chosen, silent) =
                     executed_by(name, huge).map(|executed| (executed.chosen, executed.unanswered)).unwrap_or_default();
@@ -130,7 +181,7 @@ fn listed(args: &KeepArgs, huge: PageSize, running: &mut Running) -> anyhow::Res
     }
     let mut seen = BTreeSet::new();
     paths.retain(|kept: &KeptPath| seen.insert(kept.path.clone()));
-    Ok(Listed { paths, failed, left_out })
+    Listed { paths, failed, left_out }
 }
 
 /// True if the path leads to the same file here: in a container it can lead to another file.
@@ -140,7 +191,7 @@ fn is_here(one: &Chosen) -> bool {
     here.is_some_and(|here| identity(&here) == identity(&one.file))
 }
 
-/// Says what has changed. True where nothing of the file lies in huge folios.
+/// Reports changes. True if no part of the file is in huge folios.
 fn say(report: &KeeperReport) -> anyhow::Result<bool> {
     let name = printable(&report.path.display().to_string());
     match &report.kept {

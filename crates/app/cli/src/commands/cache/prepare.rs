@@ -9,7 +9,7 @@ use crate::say;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
-use file_replacement::{Change, replace};
+use page_cache::replacement::{Change, replace};
 use page_cache::{Budget, Effort, MappedFiles, Prepared, Refusal, loaded_offsets, prepare};
 use process_view::{FileIdentity, open_regular_file, printable};
 use std::fs::File;
@@ -33,7 +33,7 @@ pub struct PrepareArgs {
     /// byte, by one rename. Who runs the old file keeps it until its end. Root, or the file's owner.
     #[arg(long)]
     replace: bool,
-    /// Files.
+    /// Files: programs, libraries, or any data.
     #[arg(value_name = "FILE", required_unless_present_any = ["package", "running"])]
     files: Vec<PathBuf>,
 }
@@ -66,7 +66,7 @@ pub fn run(args: &PrepareArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What became of a file.
+/// The outcome for a file.
 struct Outcome {
     prepared: Prepared,
     /// Where it was replaced, the processes that have the old file.
@@ -156,7 +156,7 @@ fn open_named(path: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// Those ELF files that have a whole huge page of what is loaded. Links lead to a file that is listed itself, or belongs to
+/// The ELF files with a whole huge page of loaded contents. Links lead to a file that is listed itself, or belongs to
 /// another package.
 pub fn programs_of(paths: &[PathBuf], huge: PageSize) -> Vec<Chosen> {
     let is_link = |path: &Path| path.symlink_metadata().map_or(true, |found| !found.is_file());

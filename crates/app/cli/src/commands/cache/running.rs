@@ -1,7 +1,7 @@
-//! What the processes of a program execute.
+//! The files that the processes of a program execute.
 //!
-//! Every user can start a program of any name that maps any files. So processes count only where root or this process's
-//! user owns the program's file, and of the files that they execute those that one of these two owns.
+//! Every user can start a program with any name that maps any files. So processes count only if root or this process's
+//! user owns the program's file, and of their executed files only those owned by one of these two.
 
 use super::chosen::{Chosen, is_large_program};
 use address_space::PageSize;
@@ -13,13 +13,13 @@ use session::running::Chosen as Processes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// Most reasons that are said.
+/// Maximum number of printed reasons.
 const MOST_SAID: usize = 8;
 
 /// Most parts of one file that are tried.
 const MOST_TRIED: usize = 64;
 
-/// What processes execute.
+/// The files that processes execute.
 pub struct Executed {
     /// The files, each with the user whose processes execute it; `None` for root's and this process's user's.
     pub chosen: Vec<(Chosen, Option<u32>)>,
@@ -92,15 +92,16 @@ fn open(part: &MappedPart, huge: PageSize) -> Result<Option<Chosen>, String> {
     }
 }
 
-/// The users whose processes execute a file: none where one of them is root or this process's user.
+/// The users whose processes execute a file: none if one is root or this process's user.
 fn users_among(processes: impl Iterator<Item = i32>) -> BTreeSet<u32> {
     let processes: BTreeSet<i32> = processes.collect();
     let users: BTreeSet<u32> = processes.into_iter().filter_map(accountable_user_of).collect();
     if users.iter().any(|user| is_trusted(*user)) { BTreeSet::new() } else { users }
 }
 
-/// The files, each with the one user to whom it counts: of those who execute it the one who executes the fewest. A user who
-/// executes whatever another one does, and more, does not exhaust a share that the other one's files count to.
+/// The files, each with the one user whose share it counts to: among the users who execute it the one who executes the
+/// fewest. A user who executes another user's files, and more, does not exhaust a share that the other user's files
+/// count to.
 fn with_one_user<T>(files: Vec<(T, BTreeSet<u32>)>) -> Vec<(T, Option<u32>)> {
     let mut counts = BTreeMap::new();
     for user in files.iter().flat_map(|(_, users)| users) {
@@ -110,7 +111,7 @@ fn with_one_user<T>(files: Vec<(T, BTreeSet<u32>)>) -> Vec<(T, Option<u32>)> {
     files.into_iter().map(|(file, users)| (file, one(users))).collect()
 }
 
-/// The files in such an order that no user's come all before those of another one.
+/// The files in such an order that no user's files all precede another user's.
 fn by_turns<T>(files: Vec<(T, Option<u32>)>) -> Vec<(T, Option<u32>)> {
     let mut counts = BTreeMap::new();
     let mut turns: Vec<(usize, (T, Option<u32>))> = Vec::new();

@@ -3,7 +3,8 @@
 use super::huge_page;
 use crate::commands::reading::confine_to;
 use crate::output::Output;
-use crate::text::table::{align_right, table};
+use crate::text::number::counted;
+use crate::text::table::{align_right, table, trimmed};
 use crate::text::unanswered;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
@@ -41,7 +42,7 @@ struct Listing {
     not_readable: u64,
     /// Number of mapped files that were not checked, since all together are too large.
     not_looked_at: u64,
-    /// Processes that this user may not look at, so that they are not among the users.
+    /// Processes that this user may not read, so that they are not among the users.
     processes_not_permitted: u64,
     /// Processes that do not answer, so that they are not among the users.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -150,21 +151,23 @@ fn text(listing: &Listing, running: bool) -> String {
                  placed so.\n";
     }
     if listing.not_readable > 0 {
-        text += &format!("note: {} mapped files cannot be read\n", listing.not_readable);
+        text += &format!("note: {} cannot be read\n", counted(listing.not_readable, "mapped file"));
     }
     if listing.not_looked_at > 0 {
         let bound = format_bytes(MOST_LOOKED_AT_IN_ALL);
-        text +=
-            &format!("note: {} mapped files not checked: all together have more than {bound}\n", listing.not_looked_at);
+        text += &format!(
+            "note: {} not checked: all together have more than {bound}\n",
+            counted(listing.not_looked_at, "mapped file")
+        );
     }
     for Row { path, status } in listing.files.iter().filter(|row| row.status.not_looked_at > 0) {
         let rest = format_bytes(status.not_looked_at);
         text += &format!("note: {}: its last {rest} were not checked\n", printable(path));
     }
     if listing.processes_not_permitted > 0 {
-        let count = listing.processes_not_permitted;
+        let count = counted(listing.processes_not_permitted, "process");
         let fix = if nix::unistd::geteuid().is_root() { "" } else { "; run it as root to count them" };
-        text += &format!("note: {count} processes may not be looked at{fix}\n");
+        text += &format!("note: no permission to read {count}{fix}\n");
     }
     text + &unanswered::notes(&listing.unanswered)
 }
@@ -181,7 +184,7 @@ fn rows(files: &[Row]) -> String {
         ]);
     }
     (0..=3).for_each(|column| align_right(&mut rows, column));
-    rows.lines().map(|line| line.trim_end().to_owned() + "\n").collect::<String>().trim_end().to_owned()
+    trimmed(&rows)
 }
 
 fn gains(row: &Row) -> Option<String> {

@@ -1,7 +1,6 @@
-//! What root and a pool would add to what was seen, as commands that can be pasted.
+//! The gain from root and a pool, as commands that can be pasted.
 
 use address_space::{PageSize, format_bytes};
-use machine_facts::{POOLS, pool_directory};
 use measure::machine::PoolFacts;
 use serde::Deserialize;
 
@@ -55,7 +54,7 @@ pub(super) fn advice(report: &LiftSummary, pools: &[PoolFacts], root: bool) -> S
         );
     };
     let needed = bytes.div_ceil(pool.page_bytes.max(1));
-    let size = PageSize::new(pool.page_bytes).map_or_else(|_| format_bytes(pool.page_bytes), |size| size.to_string());
+    let Ok(size) = PageSize::new(pool.page_bytes) else { return String::new() };
     let found = found(&missing);
     let mut text = format!(
         "\nWhat root and a pool would add: {} of code stand {found}.\n\
@@ -64,18 +63,13 @@ pub(super) fn advice(report: &LiftSummary, pools: &[PoolFacts], root: bool) -> S
         pool.free
     );
     if pool.free < needed {
-        let size = PageSize::new(pool.page_bytes).map(|size| pool_directory(size, None));
-        let file = format!("{}/nr_hugepages", size.unwrap_or_else(|_| POOLS.to_owned()));
-        let wanted = pool.total + needed - pool.free;
-        text += &match root {
-            true => format!("    echo {wanted} > {file}\n"),
-            false => format!("    sudo sh -c 'echo {wanted} > {file}'\n"),
-        };
+        let sudo = if root { "" } else { "sudo " };
+        text += &format!("    {sudo}pagelift pool reserve {}:{needed}\n", size.word());
     }
     text + "    pagelift demo --pages hugetlb\n"
 }
 
-/// What these ranges stand on, of what the kernel can take back.
+/// The pages that back these ranges, if the kernel can take them back.
 fn found(missing: &[&LiftedRange]) -> &'static str {
     let all = |source: &str| missing.iter().all(|range| range.source.as_deref() == Some(source));
     match missing.iter().all(|range| range.source.is_some()) {
@@ -109,11 +103,11 @@ mod tests {
     fn the_pool_is_asked_for_just_what_is_missing() {
         let text = advice(&report("\"thp\""), &pool(4, 3), false);
         assert!(text.contains("20.0 MiB of code") && text.contains("Needed: 10 of 2 MiB; found free: 3."), "{text}");
+        assert!(text.contains("    sudo pagelift pool reserve 2M:10\n"), "{text}");
         assert!(
-            text.contains("sudo sh -c 'echo 11 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages'"),
-            "{text}"
+            advice(&report("null"), &pool(4, 3), true).contains("\n    pagelift pool reserve 2M:10\n"),
+            "root needs no sudo"
         );
-        assert!(advice(&report("null"), &pool(4, 3), true).contains("    echo 11 > /sys"), "root needs no sudo");
     }
 
     #[test]
@@ -128,7 +122,7 @@ mod tests {
     #[test]
     fn nothing_is_asked_for_that_is_there() {
         let text = advice(&report("\"thp\""), &pool(10, 10), true);
-        assert!(!text.contains("echo") && text.contains("--pages hugetlb"), "{text}");
+        assert!(!text.contains("reserve") && text.contains("--pages hugetlb"), "{text}");
         assert!(advice(&report("\"hugetlb\""), &pool(0, 0), true).contains("nothing that root could add"));
         assert!(advice(&report("\"thp\""), &[], true).contains("no pool"));
     }

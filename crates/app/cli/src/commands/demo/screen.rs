@@ -9,7 +9,7 @@ use measure::statistics::Estimate;
 use process_view::coverage::{Coverage, MemoryKind, PartCoverage, Usage};
 use std::collections::BTreeSet;
 
-/// What will happen, and what on this machine may spoil it.
+/// The plan of the demo, and the conditions on this machine that may spoil it.
 pub(super) fn opening(machine: &MachineFacts, seconds: f64) -> String {
     let mut text = format!(
         "The demo program runs three times side by side: plain, plain once more, lifted.\n\
@@ -50,7 +50,7 @@ fn map(coverage: &Coverage) -> String {
     trimmed(&rows)
 }
 
-/// A line for each kind of page; the page's size is left out where the heading says it.
+/// A line for each kind of page; the page's size is omitted if the heading contains it.
 fn huge_bytes(usage: &Usage, in_heading: Option<PageSize>) -> String {
     let lines = usage.huge.iter().map(|huge| match huge.page_size.filter(|_| in_heading.is_none()) {
         Some(size) => format!("{} {} {size}", format_bytes(huge.bytes), huge.kind),

@@ -4,11 +4,15 @@ mod again;
 
 use super::probe::beside;
 use crate::arguments::policy::{PolicyArgs, words};
-use crate::output::{self, Output};
+use crate::arguments::process::process_number;
+use crate::arguments::time::{LONGEST, seconds};
+use crate::output::Output;
 use crate::say;
 use crate::text::estimate::text;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use estimate::tlb_model::{CpuidError, Geometry, Replacement, known_cpu, own_cpu};
+use estimate::{EstimateError, PlannedPages, Qemu, Request, Slice, Today, Transparent, estimate, fix_addresses};
 use foreign_text::quoted_path;
 use lift_plan::ThpMode;
 use linux::pages::base_page;
@@ -18,8 +22,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
-use tlb_estimate::{EstimateError, PlannedPages, Qemu, Request, Slice, Today, Transparent, estimate, fix_addresses};
-use tlb_model::{CpuidError, Geometry, Replacement, known_cpu, known_cpus, own_cpu};
+use std::time::Duration;
+
+/// Names of the CPUs whose TLBs are known.
+const CPUS: [&str; 13] = [
+    "haswell",
+    "broadwell",
+    "skylake-sp",
+    "ice-lake-sp",
+    "sapphire-rapids",
+    "granite-rapids",
+    "zen1",
+    "zen2",
+    "zen3",
+    "zen4",
+    "zen5",
+    "neoverse-n1",
+    "neoverse-v2",
+];
 
 /// `--replacement`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -36,9 +56,8 @@ pub struct EstimateArgs {
     /// What the lift takes, and from where.
     #[command(flatten)]
     pub policy: PolicyArgs,
-    /// The CPU whose TLBs are simulated: haswell, broadwell, skylake-sp, ice-lake-sp, sapphire-rapids, granite-rapids,
-    /// zen1 to zen5, neoverse-n1, neoverse-v2 [default: this one: as CPUID describes it, as known for its model, or as measured].
-    #[arg(long, value_name = "NAME")]
+    /// The CPU whose TLBs are simulated [default: this one: as CPUID describes it, as known for its model, or as measured].
+    #[arg(long, value_name = "NAME", value_parser = CPUS)]
     pub cpu: Option<String>,
     /// Which entry gives way in a full set. Makers do not publish it; the other one shows how much hangs on it.
     #[arg(long, value_enum, default_value = "lru")]
@@ -56,15 +75,15 @@ pub struct EstimateArgs {
     /// Instructions before the slice, which run five to ten times as fast.
     #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "0")]
     pub skip: u64,
-    /// Seconds before the slice, for servers: time to start and to be put under load.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    pub after: u64,
+    /// Time before the slice, in whole seconds, for servers: to start and to be put under load.
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = seconds(Duration::ZERO, LONGEST))]
+    pub after: Duration,
     /// Instructions at the beginning of the slice that fill the TLBs and are not counted [default: a tenth of
     /// --instructions].
     #[arg(long, value_name = "COUNT", value_parser = parse_count)]
     pub warm_up: Option<u64>,
-    /// Run the command line of this process once more: QEMU cannot trace a process that runs already.
-    #[arg(short, long, value_name = "PID", conflicts_with = "command")]
+    /// Run the command line of this process, by its number or the name of its program, once more: QEMU cannot trace a process that runs already.
+    #[arg(short, long, value_name = "PID|NAME", value_parser = process_number, conflicts_with = "command")]
     pub pid: Option<i32>,
     /// With --pid: start a second one of the process's program, with its arguments, environment and folder. Only for a process
     /// of the same user and with the same rights.
@@ -126,9 +145,7 @@ pub fn run(args: &EstimateArgs) -> Result<()> {
     };
     let interrupted = crate::exit::interruptions()?;
     let estimate = estimate(&request, &qemu, &|| interrupted.load(Ordering::Relaxed))?;
-    let text = if args.json { output::json(&estimate)? } else { text(&estimate) };
-    Output::Standard.print(&text)?;
-    Ok(())
+    Output::Standard.print_either(args.json, &estimate, text)
 }
 
 /// What is started.
@@ -161,13 +178,7 @@ fn executable(files: &CommandFiles, words: &[OsString]) -> Result<std::path::Pat
 fn cpu(args: &EstimateArgs) -> Result<Geometry> {
     let cpu = match &args.cpu {
         None => own_cpu(linux::processor::midr()).or_else(|unknown| measured(&unknown))?,
-        Some(name) => match known_cpu(name) {
-            Some(cpu) => cpu,
-            None => {
-                let known: Vec<String> = known_cpus().into_iter().map(|cpu| cpu.name).collect();
-                bail!("--cpu {name} is not known; known: {}", known.join(", "))
-            }
-        },
+        Some(name) => known_cpu(name).with_context(|| format!("--cpu {name} is not known"))?,
     };
     let cpu = cpu.with_joined(base_page().bytes().trailing_zeros() as u8, args.joined.trailing_zeros() as u8);
     Ok(match args.replacement {
@@ -189,10 +200,11 @@ fn measured(unknown: &CpuidError) -> Result<Geometry, EstimateError> {
 fn slice(args: &EstimateArgs) -> Result<Slice> {
     ensure!(args.instructions > 0, "--instructions is 0; needed: 1 or more");
     let warm_up = args.warm_up.unwrap_or(args.instructions / 10);
-    Ok(Slice { skip: args.skip, after_seconds: args.after, warm_up, instructions: args.instructions })
+    Ok(Slice { skip: args.skip, after_seconds: args.after.as_secs(), warm_up, instructions: args.instructions })
 }
 
-/// Transparent huge pages of anonymous memory: as seen in a process that runs, else as the kernel's mode makes likely.
+/// Transparent huge pages of anonymous memory: as seen in a running process, otherwise as the kernel's mode makes
+/// likely.
 fn transparent(today: Option<&Today>) -> Transparent {
     let thp = machine_facts::machine_facts(std::process::id() as i32).thp;
     Transparent {
@@ -219,4 +231,14 @@ fn plan(args: &EstimateArgs, started: &Started) -> Result<PlannedPages> {
         bail!("the lift cannot be planned: {said}; `pagelift run --dry-run -- CMD` shows the same");
     }
     Ok(PlannedPages::parse(&text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_known_cpus_are_choices() {
+        assert_eq!(estimate::tlb_model::known_cpus().into_iter().map(|cpu| cpu.name).collect::<Vec<_>>(), CPUS);
+    }
 }

@@ -1,7 +1,8 @@
 //! `pagelift image list`.
 
 use crate::output::Output;
-use crate::text::table::{align_right, table};
+use crate::text::number::counted;
+use crate::text::table::{align_right, table, trimmed};
 use crate::text::unanswered;
 use address_space::{PageSize, format_bytes};
 use image_store::{FileSystem, Image, ImageCoverage, SourceState, Space, Store, Users};
@@ -9,6 +10,7 @@ use linux::nodes::has_several_nodes;
 use process_view::{Unanswered, printable};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 #[derive(Serialize)]
 struct Listing {
@@ -23,7 +25,7 @@ struct Listing {
     damaged: Vec<Damaged>,
     /// Images that this user may not read.
     not_readable: u64,
-    /// Processes that this user may not look at, so that they are not among the users.
+    /// Processes that this user may not read, so that they are not among the users.
     processes_not_permitted: u64,
     /// Processes that do not answer, so that they are not among the users.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -48,8 +50,11 @@ struct Row {
     for_everybody: bool,
     /// Made without a request.
     automatic: bool,
+    /// Seconds since it was last mapped, exact to a day; `None` if the store keeps no such times.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unused_seconds: Option<u64>,
     users: Vec<i32>,
-    /// None where the kernel cannot tell.
+    /// None if the kernel cannot report it.
     coverage: Option<ImageCoverage>,
 }
 
@@ -104,6 +109,7 @@ fn row(image: &Image, users: &Users) -> anyhow::Result<Row> {
         memory: image.memory()?,
         for_everybody: image.for_everybody(),
         automatic: image.is_automatic(),
+        unused_seconds: image.last_use().and_then(|used| Some(SystemTime::now().duration_since(used).ok()?.as_secs())),
         users: users.of(image),
         coverage: image.coverage().ok(),
     })
@@ -123,26 +129,50 @@ fn text(listing: &Listing) -> String {
     if images.is_empty() {
         text += "no images; `pagelift image add FILE` makes one\n";
     } else {
-        text += &format!("\n{}\n", rows(images));
+        text += &format!("\n{}\n{}\n", rows(images), total(images, space));
     }
     for Damaged { name, problem } in &listing.damaged {
         text += &format!("note: {name}: {problem}; `pagelift image gc` removes it\n");
     }
     if listing.not_readable > 0 {
-        text += &format!("note: {} images are for root only\n", listing.not_readable);
+        text += &format!("note: {} for root only\n", counted(listing.not_readable, "image"));
     }
     if listing.processes_not_permitted > 0 {
-        let count = listing.processes_not_permitted;
+        let count = counted(listing.processes_not_permitted, "process");
         let fix = if nix::unistd::geteuid().is_root() { "" } else { "; run it as root to count them" };
-        text += &format!("note: {count} processes may not be looked at{fix}\n");
+        text += &format!("note: no permission to read {count}{fix}\n");
     }
     text + &unanswered::notes(&listing.unanswered)
 }
 
+/// The memory of all images, and of those that lifts have made, with the limit for these.
+fn total(images: &[Row], space: &Space) -> String {
+    let bytes = |images: &[&Row]| format_bytes(images.iter().map(|image| image.memory).sum());
+    let all: Vec<&Row> = images.iter().collect();
+    let automatic: Vec<&Row> = images.iter().filter(|image| image.automatic).collect();
+    let limit = space.most_automatic().map_or_else(String::new, |most| format!(" of at most {}", format_bytes(most)));
+    format!(
+        "{}, {}; without a request: {}, {}{limit}",
+        counted(all.len() as u64, "image"),
+        bytes(&all),
+        automatic.len(),
+        bytes(&automatic)
+    )
+}
+
+/// Days since the last use, as exact as they are known.
+fn last_use(seconds: Option<u64>) -> String {
+    match seconds.map(|seconds| seconds / (24 * 60 * 60)) {
+        None => "unknown".to_owned(),
+        Some(0) => "today".to_owned(),
+        Some(days) => format!("{} ago", counted(days, "day")),
+    }
+}
+
 fn rows(images: &[Row]) -> String {
-    // Only where there is anything to tell.
+    // Only if there is information.
     let by_node = images.iter().any(|image| !image.nodes.is_empty());
-    let headings = ["users", "memory", "huge", "of", "base", "node", "source", "path of the source"];
+    let headings = ["users", "last use", "memory", "huge", "of", "base", "node", "source", "path of the source"];
     let mut rows = table(&headings.into_iter().filter(|heading| by_node || *heading != "node").collect::<Vec<_>>());
     for image in images {
         let (huge, mappable) = image.coverage.map_or_else(
@@ -157,6 +187,7 @@ fn rows(images: &[Row]) -> String {
         };
         let mut row = vec![
             image.users.len().to_string(),
+            last_use(image.unused_seconds),
             format_bytes(image.memory),
             huge,
             mappable,
@@ -165,15 +196,15 @@ fn rows(images: &[Row]) -> String {
             printable(&image.source),
         ];
         if by_node {
-            row.insert(5, nodes_of(image));
+            row.insert(6, nodes_of(image));
         }
         rows.add_row(row);
     }
-    (0..=4).for_each(|column| align_right(&mut rows, column));
-    rows.lines().map(|line| line.trim_end().to_owned() + "\n").collect::<String>().trim_end().to_owned()
+    (0..=5).for_each(|column| align_right(&mut rows, column));
+    trimmed(&rows)
 }
 
-/// The node of a copy for one node, or those on which an image that all share lies; what is not as it should be is said.
+/// The node of a copy for one node, or the nodes of a shared image; deviations are printed.
 fn nodes_of(image: &Row) -> String {
     let lies_on: Vec<_> = image.nodes.keys().map(ToString::to_string).collect();
     let lies_on = lies_on.join(", ");
@@ -181,5 +212,39 @@ fn nodes_of(image: &Row) -> String {
         Some(node) if image.nodes.keys().any(|other| *other != node) => format!("for {node}, lies on {lies_on}"),
         Some(node) => node.to_string(),
         None => format!("all, lies on {lies_on}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(memory: u64, automatic: bool) -> Row {
+        Row {
+            image: "/store/x".to_owned(),
+            source: "/usr/bin/x".to_owned(),
+            source_state: SourceState::Same,
+            build_id: None,
+            base_offset: 0,
+            node: None,
+            nodes: BTreeMap::new(),
+            size: memory,
+            memory,
+            for_everybody: true,
+            automatic,
+            unused_seconds: Some(0),
+            users: Vec::new(),
+            coverage: None,
+        }
+    }
+
+    #[test]
+    fn the_total_shows_what_came_by_itself_and_its_limit() {
+        let images = [image(4 << 20, false), image(2 << 20, true)];
+        let space = Space { free: Some(1 << 20), size: Some(16 << 20) };
+        let expected = "2 images, 6.0 MiB; without a request: 1, 2.0 MiB of at most 8.0 MiB";
+        assert_eq!(total(&images, &space), expected);
+        assert!(rows(&images).contains("  today   4.0 MiB"), "{}", rows(&images));
+        assert_eq!([Some(86_400), Some(200_000), None].map(last_use), ["1 day ago", "2 days ago", "unknown"]);
     }
 }

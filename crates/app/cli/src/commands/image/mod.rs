@@ -3,9 +3,11 @@
 mod list;
 mod setup;
 
+use crate::arguments::time::days;
 use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
+use crate::text::number::counted;
 use crate::text::unanswered;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
@@ -23,9 +25,6 @@ use std::time::Duration;
 
 /// The user and group of nobody's rights.
 const NOBODY: u32 = 65534;
-/// Default number of days without use after which `gc` removes an image.
-const UNUSED_DAYS: u32 = 30;
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// `pagelift image`.
 #[derive(Args, Clone)]
@@ -113,9 +112,9 @@ struct GcArgs {
     /// Only say which images these are.
     #[arg(long)]
     dry_run: bool,
-    /// Days after which an image that nobody has used goes, too. Times of use are exact to a day.
-    #[arg(long, value_name = "DAYS", default_value_t = UNUSED_DAYS)]
-    unused_days: u32,
+    /// Time after which an image that nobody has used is removed, too; a number alone is in days. Times of use are exact to a day.
+    #[arg(long, alias = "unused-days", value_name = "TIME", default_value = "30d", value_parser = days())]
+    unused_for: Duration,
 }
 
 /// Runs one of the commands.
@@ -163,7 +162,7 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The nodes that get a copy each; `None` stands for the image that all nodes share.
+/// The nodes that get a copy each; `None` is the image that all nodes share.
 fn nodes_for(args: &AddArgs) -> Vec<Option<u32>> {
     let nodes = if args.per_node { nodes_with_cpus(&System) } else { Vec::new() };
     if nodes.len() > 1 {
@@ -242,12 +241,16 @@ fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
             if count > 0 && !args.force {
                 return Err(StoreError::InUse(count)).context(image.path().display().to_string());
             }
-            if let Some(silent) = users.unanswered.first().filter(|_| !args.force) {
+            if let Some(silent) = users.unseen(image).filter(|_| !args.force) {
                 let refused = StoreError::MayBeInUse { pid: silent.pid, name: silent.name.clone() };
                 return Err(refused).context(image.path().display().to_string());
             }
             store.remove(image)?;
-            let after = if count > 0 { format!("; {count} processes keep it until they end") } else { String::new() };
+            let after = if count > 0 {
+                format!("; in use by {} until the end", counted(count, "process"))
+            } else {
+                String::new()
+            };
             writeln!(Output::Standard, "removed {}{after}", image.path().display())?;
         }
     }
@@ -261,7 +264,7 @@ fn is_meant(image: &Image, file: &Path) -> bool {
 }
 
 fn collect(args: &GcArgs) -> anyhow::Result<()> {
-    let unused_for = Some(DAY * args.unused_days);
+    let unused_for = Some(args.unused_for);
     let collected = args.store.open()?.collect(Collection { dry_run: args.dry_run, unused_for })?;
     let out = Output::Standard;
     let verb = if args.dry_run { "would remove" } else { "removed" };
@@ -270,20 +273,21 @@ fn collect(args: &GcArgs) -> anyhow::Result<()> {
         writeln!(out, "{verb} {} (of {source}{})", image.path().display(), on_node(image))?;
     }
     let (count, bytes) = (collected.images.len(), format_bytes(collected.bytes));
-    let images = if count == 1 { "1 image".to_owned() } else { format!("{count} images") };
-    writeln!(out, "{verb} {images}, {bytes}, and {} other things", collected.debris)?;
+    let (images, debris) = (counted(count as u64, "image"), counted(collected.debris, "other thing"));
+    writeln!(out, "{verb} {images}, {bytes}, and {debris}")?;
     if collected.in_use > 0 {
-        let why = if collected.unanswered.is_empty() { "still map them" } else { "map them, or may" };
-        writeln!(out, "{} images are of changed files too, but processes {why}", collected.in_use)?;
+        writeln!(out, "kept {} of changed files: processes still map them", counted(collected.in_use, "image"))?;
     }
     if !collected.unanswered.is_empty() {
         write!(out, "{}", unanswered::notes(&collected.unanswered))?;
-        writeln!(out, "note: no image was removed, because a process that does not answer may map it")?;
+    }
+    if collected.may_be_in_use > 0 {
+        let images = counted(collected.may_be_in_use, "unused image");
+        writeln!(out, "note: {images} kept, because a process that does not answer may map them")?;
     }
     if collected.withdrawn > 0 {
-        let count = collected.withdrawn;
-        let verb = if args.dry_run { "would be" } else { "are" };
-        writeln!(out, "{count} images {verb} for root only from now on: not every user can read the files themselves")?;
+        let (images, would) = (counted(collected.withdrawn, "image"), if args.dry_run { "would be " } else { "" });
+        writeln!(out, "{images} {would}restricted to root: not every user can read the files themselves")?;
     }
     Ok(())
 }

@@ -76,12 +76,12 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
         Some(BootArg::Systemd) => {
             let [service, timer] = mount.collection_units(&std::env::current_exe()?);
             for (name, text) in [mount.systemd_unit(), service, timer] {
-                write!(out, "# {}\n{text}\n", args.unit_folder.join(name).display())?;
+                out.print_whole(&format!("# {}\n{text}\n", args.unit_folder.join(name).display()))?;
             }
             return Ok(());
         }
         Some(BootArg::Fstab) => {
-            writeln!(out, "{}", mount.fstab_line())?;
+            out.print_whole(&format!("{}\n", mount.fstab_line()))?;
             return Ok(());
         }
         None => {}
@@ -134,7 +134,7 @@ fn uninstall(args: &SetupArgs, mount: &StoreMount) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A timer whose unit is gone would go on to start a service that is gone.
+/// A timer whose unit is gone would continue to start a service that is gone.
 fn stop_timers(units: &[PathBuf]) {
     let is_timer = |unit: &&PathBuf| unit.extension().is_some_and(|extension| extension == "timer");
     for timer in units.iter().filter(is_timer).filter_map(|unit| unit.file_name()) {

@@ -1,8 +1,8 @@
 //! `pagelift pool reserve --for`: pages for as long as a program runs.
 //!
-//! A process of its own, `pagelift pool reserve --hold`, reserves them and gives them back when its standard input ends. Only
-//! this process holds the other end, which the kernel closes however this process ends: by SIGKILL, too. Lines on it name
-//! pages that are to be given back before: those that the lift has not used, by its report.
+//! A separate process, `pagelift pool reserve --hold`, reserves them and releases them when its standard input ends.
+//! Only this process holds the other end, which the kernel closes when this process ends in any way, including SIGKILL.
+//! Lines on it name pages to release earlier: those that the lift has not used, by its report.
 
 use super::needed::{by_command, pool_policy, this_program};
 use super::nodes::placed;
@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The last line that a held reservation prints once all of it is there.
+/// The last line that a held reservation prints once it is complete.
 pub const HELD: &str = "all requests are met";
 
 /// How often it is looked whether the lift is done.
@@ -44,7 +44,7 @@ pub struct Lending<'a> {
     pub policy: Policy,
     /// Pages beside those that the lift takes.
     pub requests: &'a [PoolRequest],
-    /// Words that tell the process that holds the pages how to reserve them.
+    /// Arguments for the process that holds the pages.
     pub words: Vec<String>,
 }
 
@@ -55,7 +55,7 @@ pub fn run(lending: Lending<'_>) -> anyhow::Result<u8> {
     let for_the_lift = placed(&needed.requests, policy.numa, None)?.requests;
     let beside = placed(lending.requests, policy.numa, None)?.requests;
     let requests: Vec<_> = for_the_lift.iter().chain(&beside).map(ToString::to_string).collect();
-    // From here on signals are the program's; those of a terminal reach it without help.
+    // From here on signals are for the program; signals from a terminal reach it without help.
     let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).context("handling signals")?;
     let loan = match requests.as_slice() {
         [] => {
@@ -155,7 +155,7 @@ impl Loan {
     fn take(words: &[String], requests: &[String]) -> anyhow::Result<Option<Self>> {
         let mut guard = Command::new(this_program()?);
         guard.args(["pool", "reserve"]).args(words).args(requests);
-        // A group of its own: a terminal's signals are not for it.
+        // A separate process group: a terminal's signals are not for it.
         guard.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut guard = guard.spawn().context("starting the process that holds the pages")?;
         let said = guard.stdout.take().context("the process that holds the pages has no output")?;
@@ -168,8 +168,8 @@ impl Loan {
         Ok(None)
     }
 
-    /// Waits for the report of the lift of process `pid`, and has those of the pages `held` for it given back that the
-    /// process has not taken.
+    /// Waits for the report of the lift of process `pid`, and releases the pages `held` for it that the process has not
+    /// taken.
     fn give_back_what_is_unused(&self, pid: u32, mut report: LiftReportFile, held: Vec<PoolRequest>) -> Remainder {
         let (ended, end) = channel::<()>();
         let orders = self.orders.clone();
@@ -192,7 +192,7 @@ impl Loan {
         Remainder { thread, ended }
     }
 
-    /// Hands on what it says, up to a line or its end. True where the line came.
+    /// Passes on its output, up to a line or its end. True if the line was found.
     fn hear(&mut self, line: &str) -> bool {
         let mut text = String::new();
         while self.said.read_line(&mut text).is_ok_and(|read| read > 0) {

@@ -88,8 +88,8 @@ pub fn run(args: &PoolArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// The machine's settings. Signals no longer end this program: what is going on ends at its next step, and what must be
-/// put back is.
+/// The machine's settings. Signals no longer end this program: the work in progress ends at its next step, and
+/// necessary restores are done.
 fn settings() -> anyhow::Result<(KernelSettings, Arc<AtomicBool>)> {
     let interrupted = interruptions()?;
     Ok((KernelSettings::new(interrupted.clone()), interrupted))

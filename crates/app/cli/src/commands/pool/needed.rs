@@ -2,7 +2,8 @@
 //! read with no rights but to read, and the plan is the one that a lift makes.
 
 use crate::arguments::policy::words;
-use anyhow::{Context, bail};
+use crate::arguments::process::process_unless_file;
+use anyhow::{Context, Error, bail};
 use linux::bounded::KERNEL_TEXT;
 use options::{Pages, Policy};
 use pools::PoolRequest;
@@ -11,13 +12,13 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What is needed, and what is to be said about it.
+/// The needed pages, and notes about them.
 pub struct Needed {
-    /// What needs it.
+    /// The program that needs them.
     pub name: String,
     /// Pages.
     pub requests: Vec<PoolRequest>,
-    /// What the reader must know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
     /// The process, where it is one.
     pub pid: Option<i32>,
@@ -34,7 +35,7 @@ pub fn this_program() -> anyhow::Result<std::path::PathBuf> {
     std::env::current_exe().context("finding the file of this program")
 }
 
-/// What a command needs: it is started up to its entry, and ended there.
+/// The needs of a command: it is started up to its entry, and ended there.
 pub fn by_command(command: &[OsString], policy: &Policy) -> anyhow::Result<Needed> {
     let folder = tempfile::tempdir().context("making a temporary folder")?;
     let report = folder.path().join("plan");
@@ -54,14 +55,16 @@ pub fn by_command(command: &[OsString], policy: &Policy) -> anyhow::Result<Neede
     let mut notes = Vec::new();
     if Path::new(&command[0]).file_name() != Some(OsStr::new(&program)) {
         notes.push(format!(
-            "{name} executes {program}, which this plan is for; name another program by its file or number"
+            "{name} executes {program}, which this plan is for; name another program by its file, process or name"
         ));
     }
     Ok(Needed { name: program, requests: requests_of(&document)?, notes, pid: None })
 }
 
-/// What a process or a file needs.
+/// The needs of a process or a file.
 pub fn by_target(target: &OsStr, policy: &Policy) -> anyhow::Result<Needed> {
+    let pid = process_unless_file(target).map_err(Error::msg)?;
+    let target = pid.map_or_else(|| target.to_owned(), |pid| pid.to_string().into());
     let mut look = Command::new(this_program()?);
     look.args(["inspect", "--json", "--suppose-pool"]).args(words(policy)).arg("--").arg(target);
     let output = look.stdin(Stdio::null()).output().context("looking at it")?;
@@ -71,7 +74,6 @@ pub fn by_target(target: &OsStr, policy: &Policy) -> anyhow::Result<Needed> {
     }
     let document: Value = serde_json::from_slice(&output.stdout).context("reading its plan")?;
     let name = document["target"].as_str().unwrap_or_default().to_owned();
-    let pid = target.to_str().and_then(|text| text.parse().ok()).filter(|_| !Path::new(target).exists());
     let mut notes = Vec::new();
     if pid.is_none() {
         notes.push("shared objects that it loads are not counted; `pagelift pool plan -- CMD` counts them".to_owned());

@@ -6,7 +6,7 @@ use machine_facts::{System, numa_facts};
 use options::Numa;
 use pools::{PoolRequest, on_each_of, spread_over};
 
-/// Requests with their nodes, and what the reader must know of them.
+/// Requests with their nodes, and notes for the reader.
 pub struct Placed {
     /// The requests; on a machine with one node as they were.
     pub requests: Vec<PoolRequest>,
@@ -20,7 +20,7 @@ pub fn placed(requests: &[PoolRequest], numa: Numa, pid: Option<i32>) -> anyhow:
     place(requests, numa, pid.is_some(), numa_facts(&System, &process, &[]).as_ref())
 }
 
-/// `runs`: the facts are those of the program itself. `facts`: none on a machine with one node.
+/// `runs`: the facts are about the program itself. `facts`: none on a machine with one node.
 fn place(requests: &[PoolRequest], numa: Numa, runs: bool, facts: Option<&NumaFacts>) -> anyhow::Result<Placed> {
     let Some(facts) = facts else {
         return match numa {

@@ -53,8 +53,8 @@ pub struct PlanArgs {
     /// Print JSON.
     #[arg(long, conflicts_with_all = ["install", "print", "uninstall"])]
     json: bool,
-    /// Processes, ELF files, or pages such as 2M:64@0; their needs are added up.
-    #[arg(value_name = "PID|FILE|SIZE:COUNT")]
+    /// Processes by number or by the name of their program, ELF files, or pages such as 2M:64@0; their needs are added up.
+    #[arg(value_name = "PID|NAME|FILE|SIZE:COUNT")]
     target: Vec<OsString>,
     /// A program and its arguments; it is started up to its entry and ended there.
     #[arg(last = true, value_name = "CMD")]
@@ -108,7 +108,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         }
         let file = boot_file(args, kind, &requests)?;
         if args.print.is_some() {
-            write!(out, "{}", file.text)?;
+            out.print_whole(&file.text)?;
             return Ok(());
         }
         return install(args, kind, &installation, &requests, &file);
@@ -176,7 +176,7 @@ fn needed(args: &PlanArgs) -> anyhow::Result<Needed> {
         take(by_command(&args.command, &policy)?)?;
     }
     if names.is_empty() {
-        bail!("found nothing to plan for; needed: `-- CMD`, the number of a process, a file, or pages such as 2M:64");
+        bail!("found nothing to plan for; needed: `-- CMD`, a process, a file, or pages such as 2M:64");
     }
     all.name = names.join(", ");
     Ok(all)
@@ -215,7 +215,7 @@ fn boot_file(args: &PlanArgs, kind: BootArg, requests: &[PoolRequest]) -> anyhow
     file.map_err(anyhow::Error::msg)
 }
 
-/// This machine; of one whose image is written to only the size is assumed to be that of this one.
+/// This machine; for another machine whose image is written only the size is assumed to equal this one's.
 fn boot_machine(args: &PlanArgs) -> BootMachine {
     let default = default_hugetlb(&System.text("/proc/meminfo").unwrap_or_default());
     let release = (args.root == Path::new("/")).then(linux::release::kernel_release);

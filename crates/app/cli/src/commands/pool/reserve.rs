@@ -26,8 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// `pagelift pool reserve`.
 #[derive(Args, Clone)]
 #[command(
-    after_help = "Exit status: 0 where every request is met, 125 where one is not; with --for that of the program.\n\
-Pages of 1G are seldom to be had once the machine has run for a while: `pagelift pool plan` says how to get them at boot."
+    after_help = "Pages of 1G are seldom to be had once the machine has run for a while: `pagelift pool plan` says how to get them at boot."
 )]
 pub struct ReserveArgs {
     /// Add so many pages to those that there are, instead of making so many available.
@@ -91,7 +90,7 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
     let (settings, interrupted) = settings()?;
     let outcomes = reserved(args, &settings, record)?;
     drop(lock);
-    // From here on the pages must be given back even if nobody reads what is said.
+    // From here on the pages must be released even if nobody reads the output.
     let said = say(&outcomes, args.hold);
     let is_met = outcomes.iter().all(Outcome::is_met);
     if args.hold {
@@ -166,7 +165,7 @@ fn give_all_back(settings: &KernelSettings, changes: &[Change]) -> anyhow::Resul
     let _lock = lock()?;
     let changes: Vec<_> = changes.iter().filter(|change| change.pages > 0).copied().collect();
     let given = give_back(settings, &changes)?;
-    // Who started it may have been killed.
+    // The parent may have been killed.
     given.iter().rev().for_each(|given| drop(writeln!(Output::Standard, "{}", text::given_back(given))));
     Ok(())
 }

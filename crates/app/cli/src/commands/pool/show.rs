@@ -1,5 +1,6 @@
 //! `pagelift pool show`.
 
+use crate::arguments::time::{LONGEST, SECOND, seconds};
 use crate::commands::reading::confine_to;
 use crate::output::Output;
 use crate::text::pool::view;
@@ -15,9 +16,9 @@ pub struct ShowArgs {
     /// Show them again and again, until it is interrupted.
     #[arg(long)]
     watch: bool,
-    /// Seconds between two looks.
-    #[arg(long, value_name = "SECONDS", default_value_t = 2, requires = "watch", value_parser = clap::value_parser!(u64).range(1..))]
-    interval: u64,
+    /// Time between two readings.
+    #[arg(long, value_name = "TIME", default_value = "2s", requires = "watch", value_parser = seconds(SECOND / 10, LONGEST))]
+    interval: Duration,
     /// Print JSON (with --watch, one document a line).
     #[arg(long)]
     json: bool,
@@ -30,7 +31,7 @@ pub fn run(args: &ShowArgs) -> anyhow::Result<()> {
     loop {
         let pools = PoolsView::new(&System, Users::read(), base_page());
         match (args.json, args.watch) {
-            (true, true) => writeln!(out, "{}", foreign_text::escaped_json(&serde_json::to_string(&pools)?))?,
+            (true, true) => out.print_whole(&(foreign_text::escaped_json(&serde_json::to_string(&pools)?) + "\n"))?,
             (true, false) => out.print_json(&pools)?,
             (false, true) if out.is_terminal() => out.print_screen(&view(&pools))?,
             (false, _) => out.print(&view(&pools))?,
@@ -38,6 +39,6 @@ pub fn run(args: &ShowArgs) -> anyhow::Result<()> {
         if !args.watch {
             return Ok(());
         }
-        std::thread::sleep(Duration::from_secs(args.interval));
+        std::thread::sleep(args.interval);
     }
 }

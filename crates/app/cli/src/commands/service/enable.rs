@@ -2,7 +2,8 @@
 
 use super::facts::{likely_folders, named_programs, ordered_behind, programs, surroundings, this_program, with_path};
 use super::lift_args::LiftArgs;
-use super::systemd::{self, FOLDERS, Unit};
+use super::memory::{self, MemoryArgs, Writing};
+use super::systemd::{self, FOLDERS, Unit, write};
 use super::{Changed, restarted, words};
 use crate::output::Output;
 use crate::root_program;
@@ -11,9 +12,11 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use foreign_text::quoted;
 use serde::Serialize;
-use service_units::{Choice, CommandError, DropIn, ExecCommand, Program, choose, shows};
+use service_units::{
+    Choice, CommandError, DropIn, ExecCommand, LaunchWords, Program, UnitCommands, Way, choose, shows,
+};
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// `pagelift enable`.
@@ -31,6 +34,8 @@ pub struct EnableArgs {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    memory: MemoryArgs,
     #[command(flatten)]
     lift: LiftArgs,
     /// The service; a template's name ends in `@`, and counts for all instances.
@@ -50,8 +55,13 @@ struct Document<'a> {
     restart: Option<String>,
 }
 
-/// Writes the drop-in file of a service.
+/// Writes the drop-in file of a service, or the units that lift its memory while it runs.
 pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
+    let kinds = args.memory.kinds();
+    if !kinds.is_empty() {
+        let EnableArgs { now, runtime, dry_run, json, .. } = *args;
+        return memory::enable(&args.unit, kinds, &Writing { now, runtime, dry_run, json });
+    }
     let pagelift = this_program()?;
     if !args.dry_run {
         root_program::check(&pagelift)?;
@@ -110,8 +120,8 @@ fn conclude(
     Ok(())
 }
 
-/// Loads the service with its files as they are: systemd reads them again first where they have changed since it did, as it
-/// would once the drop-in file is written. A dry run changes nothing, and is refused there.
+/// Loads the service with its present files: systemd reads them again first if they have changed since the last time,
+/// as it would once the drop-in file is written. A dry run changes no state, and is refused in that case.
 fn load(args: &EnableArgs) -> anyhow::Result<Unit> {
     let name = systemd::service_name(&args.unit)?;
     let found = systemd::show(&systemd::instance(&name))?;
@@ -125,7 +135,7 @@ fn load(args: &EnableArgs) -> anyhow::Result<Unit> {
     Unit::load(&name)
 }
 
-/// What was decided, and the file that says so.
+/// The decision, and the file that contains it.
 type Made = (Choice, DropIn);
 
 /// Decides, and makes the file.
@@ -143,19 +153,24 @@ pub fn made(unit: &Unit, lift: &LiftArgs, pagelift: &Path) -> anyhow::Result<Mad
     let wanted = words::wanted(lift, named);
     let choice = choose(&unit.properties, &programs, &wanted, &here)
         .map_err(|refusal| anyhow::anyhow!("{} cannot be lifted, and nothing was changed:\n  {refusal}", unit.name))?;
-    let options = words::words(lift, choice.way);
+    let mut options = words::words(lift, choice.way);
+    // The parent of such a service ends before it has paid for its lift, and a helper that waits hides the main process.
+    if choice.way == Way::Ptrace && unit.properties.value("Type") == "forking" {
+        options.push("--start-cost=any".to_owned());
+    }
     let after = ordered_behind(unit);
     let commands: Vec<ExecCommand> = read.into_iter().flatten().flatten().collect();
     let asked = words::asked(lift);
-    let words = (here.pagelift.as_str(), asked.as_slice(), options.as_slice());
-    let file = DropIn::new(&unit.name, &choice, (&lines, &commands), words, &after);
+    let words = LaunchWords { pagelift: &here.pagelift, asked: &asked, options: &options };
+    let commands = UnitCommands { lines: &lines, parsed: &commands };
+    let file = DropIn::new(&unit.name, &choice, commands, words, &after);
     Ok((choice, file))
 }
 
 /// The commands of each line, `None` for one that cannot be given again, and the reason.
 type Read = (Vec<Option<Vec<ExecCommand>>>, Option<String>);
 
-/// Reads the commands of each line; with the reason where one cannot be given again, which only matters if it has to be.
+/// Reads the commands of each line; with the reason if one cannot be repeated, which only matters if it must be.
 fn read(lines: &[String], search: &[String]) -> anyhow::Result<Read> {
     let (mut read, mut refused) = (Vec::new(), None);
     for line in lines {
@@ -179,11 +194,11 @@ fn show((choice, file): &Made, path: &Path) -> io::Result<()> {
     writeln!(out, "way: {}", choice.way)?;
     choice.reasons.iter().try_for_each(|reason| writeln!(out, "  {reason}"))?;
     writeln!(out, "\n{}:", path.display())?;
-    file.text().lines().try_for_each(|line| writeln!(out, "  {line}").map(drop))?;
+    file.text().lines().try_for_each(|line| out.print_whole(&format!("  {line}\n")))?;
     writeln!(out)
 }
 
-/// True where the file's folder is made for it, now or by an earlier `enable`.
+/// True if the file's folder is made for it, now or by an earlier `enable`.
 fn is_made(path: &Path) -> bool {
     let earlier = fs::read_to_string(path).ok().and_then(|text| DropIn::parse(&text));
     earlier.map_or_else(|| path.parent().is_some_and(|folder| !folder.exists()), |earlier| earlier.made_folder)
@@ -227,19 +242,6 @@ fn install(
         systemd::control(&["daemon-reload"])?;
     }
     decided.with_context(|| format!("{} was taken back", path.display()))
-}
-
-/// Writes a file whole or not at all.
-fn write(path: &Path, text: &str) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(folder)?;
-    // systemd reads only what ends in `.conf`.
-    let mut file = tempfile::Builder::new().prefix(".pagelift").suffix(".new").tempfile_in(folder)?;
-    file.write_all(text.as_bytes())?;
-    file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
 }
 
 /// Compares what systemd has read with what was written.

@@ -1,4 +1,4 @@
-//! What is known of a service's programs and of this machine.
+//! Facts about a service's programs and this machine.
 
 use super::systemd::{FOLDERS, Unit};
 use address_space::ElfImage;
@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Where systemd looks for a program of no path (systemd.service(5), "COMMAND LINES").
+/// systemd's search path for a program without a path (systemd.service(5), "COMMAND LINES").
 const SEARCH_PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// A command whose program has a path: found in the folders of `ExecSearchPath=` (systemd 250), if it names any.
@@ -43,7 +43,7 @@ pub fn programs(unit: &Unit, lines: &Lines) -> Vec<Program> {
     commands
         .zip(shown)
         .map(|(command, shown)| {
-            // What an instance names is not known of a template.
+            // The programs that an instance names are unknown in a template.
             let is_known = !(is_template && command.names_instance());
             let shown = shown.filter(|path| command.path.contains('%') && is_known && command.may_be(path));
             program(command, shown.as_ref().unwrap_or(&command.path))
@@ -67,8 +67,7 @@ fn expanded(lines: &Lines, shown: &[String]) -> Vec<Option<String>> {
     found
 }
 
-/// The files of these names or paths in the folders where the programs that a service starts are likely to lie, and the
-/// names of which there is none.
+/// The files with these names or paths in the likely folders of a service's programs, and the names without a file.
 pub fn named_programs(names: &[String], folders: &[PathBuf]) -> (Vec<Program>, Vec<String>) {
     let (mut files, mut missing) = (Vec::new(), Vec::new());
     for name in names {
@@ -85,8 +84,8 @@ pub fn named_programs(names: &[String], folders: &[PathBuf]) -> (Vec<Program>, V
     (commands.map(|command| program(&command, &command.path.replace("%%", "%"))).collect(), missing)
 }
 
-/// The folders where programs lie that a service starts by a script: those of systemd's search path, those of
-/// `ExecSearchPath=`, and those of the unit's own programs, also of the files that these are links to.
+/// The likely folders of programs that a service starts by a script: systemd's search path, `ExecSearchPath=`, and the
+/// folders of the unit's own programs and of their link targets.
 pub fn likely_folders(search: &[String], programs: &[Program]) -> Vec<PathBuf> {
     let known = SEARCH_PATH.iter().map(PathBuf::from).chain(search.iter().map(PathBuf::from));
     let own = programs.iter().map(|program| PathBuf::from(&program.path));
@@ -99,7 +98,7 @@ fn program(command: &ExecCommand, path: &str) -> Program {
     let files = CommandFiles::of(OsStr::new(path));
     let file = files.executed().and_then(|file| File::open(file).ok());
     let image = file.as_ref().and_then(|file| image_store::read_elf(file).ok());
-    // Of what cannot be looked at, such as a file that an instance names, nothing is excluded.
+    // A file that cannot be read, for example one that an instance names, is never excluded.
     let is_large = image.as_ref().is_none_or(fills_a_page);
     let libraries = files.libraries().into_iter().filter(|library| {
         File::open(library).is_ok_and(|file| image_store::read_elf(&file).as_ref().is_ok_and(fills_a_page))
@@ -119,9 +118,9 @@ fn program(command: &ExecCommand, path: &str) -> Program {
     }
 }
 
-/// The program that a command's shell executes by its own words: the only one whose code may fill a huge page or, of those
-/// that are smaller, the only one that the shell becomes. Of several the user has to choose: all that `--only` names are
-/// waited for, so that the first one would stay traced.
+/// The program that a command's shell executes by its own words: the only one whose code may fill a huge page or, among
+/// smaller ones, the only one that the shell becomes. If there are several, the user has to choose: all names in
+/// `--only` are waited for, so the first one would stay traced.
 fn shell(command: &ExecCommand) -> Shell {
     let executed = command.shell_text().map(|text| executed_paths(&text)).unwrap_or_default();
     let ExecutedPaths { paths, replaces_shell, others, has_unknown } = &executed;
@@ -141,7 +140,7 @@ fn shell(command: &ExecCommand) -> Shell {
     Shell { programs: programs.into_iter().collect(), is_replaced: *replaces_shell }
 }
 
-/// The file of a program that is no shell, without links, where it may be executed and is an ELF file as it is meant. A link of
+/// The file of a program that is no shell, without links, if it may be executed and is a suitable ELF file. A link with
 /// another name would be a name that no program has.
 fn program_file(path: &str, is_meant: &dyn Fn(&ElfImage) -> bool) -> Option<PathBuf> {
     let file = fs::canonicalize(path).ok().filter(|file| !is_shell(path) && !is_shell(&file.to_string_lossy()))?;
@@ -158,7 +157,7 @@ fn fills_a_page(image: &ElfImage) -> bool {
     })
 }
 
-/// What is installed on this machine.
+/// The software that is installed on this machine.
 pub fn surroundings(pagelift: &Path) -> Surroundings {
     let enforces = fs::read_to_string("/sys/fs/selinux/enforce").is_ok_and(|text| text.trim() == "1");
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok();
@@ -197,7 +196,7 @@ fn closed(file: &Path, rights: u32) -> Option<String> {
     ))
 }
 
-/// The units behind which a service is ordered: those of the image store and of the pool.
+/// The units after which a service is ordered: those of the image store and of the pool.
 pub fn ordered_behind(unit: &Unit) -> Vec<String> {
     let mount = StoreMount::new(Path::new(DEFAULT_DIRECTORY), FileSystem::Tmpfs, None, None, 0o755);
     let mut units: Vec<String> = mount.map(|mount| mount.systemd_unit().0).into_iter().collect();
@@ -337,7 +336,7 @@ pub mod tests {
             expanded(&lines, &shown(names)).into_iter().map(Option::unwrap_or_default).collect::<Vec<_>>()
         };
         assert_eq!(paired(&["/a ; /b", "/c"], &["a", "b", "c"]), ["a", "b", "c"]);
-        // `$X` stands for a program that cannot be given again, alone or with others.
+        // `$X` is a program that cannot be repeated, alone or with others.
         assert_eq!(paired(&["$X ; /y", "/c"], &["x", "y", "c"]), ["c"]);
         assert_eq!(paired(&["/a", "$X", "/c ; /d"], &["a", "x", "c", "d"]), ["a", "c", "d"]);
         assert_eq!(paired(&["$X", "/b", "$X"], &["x", "b", "x"]), [""], "it may be any of them");

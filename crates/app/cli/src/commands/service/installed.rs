@@ -3,14 +3,14 @@
 use super::enable::made;
 use super::facts::this_program;
 use super::systemd::{self, FOLDERS, Unit, is_changed, look_up, service_name};
-use super::{Changed, restarted, words};
+use super::{Changed, memory, restarted, words};
 use crate::output::{Failures, Output};
 use crate::text::table::{table, trimmed};
 use anyhow::bail;
 use clap::Args;
 use foreign_text::quoted;
 use serde::Serialize;
-use service_units::DropIn;
+use service_units::{DropIn, MemoryUnits};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub struct EnabledArgs {
     json: bool,
 }
 
-/// Whether a drop-in file still says what its unit says.
+/// Whether a drop-in file still agrees with its unit.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum State {
@@ -58,17 +58,16 @@ enum State {
 }
 
 impl State {
-    /// The state in words, with what to do.
-    fn text(self, unit: &str) -> String {
+    /// The state in words, with the fix. `again` is the command that writes the files anew.
+    fn text(self, unit: &str, again: &str) -> String {
         let unit = quoted(unit);
         match self {
             Self::Current => "current".to_owned(),
-            Self::Outdated => format!("outdated: its ExecStart= has changed; fix: pagelift enable {unit}"),
+            Self::Outdated => format!("outdated: its ExecStart= has changed; fix: {again}"),
             Self::SandboxChanged => format!(
-                "outdated: its sandbox, another setting, or what it needs of this machine, has changed; fix: pagelift \
-                 enable {unit}"
+                "outdated: its sandbox, another setting, or what it needs of this machine, has changed; fix: {again}"
             ),
-            Self::NoLauncher => format!("the pagelift that it starts is gone; fix: pagelift enable {unit}"),
+            Self::NoLauncher => format!("the pagelift that it starts is gone; fix: {again}"),
             Self::NotRead => {
                 "not known: its files have changed since systemd read them; fix: systemctl daemon-reload".to_owned()
             }
@@ -92,13 +91,16 @@ struct Row {
     path: PathBuf,
     until_boot: bool,
     state: State,
+    /// The command that writes the files anew.
+    #[serde(skip)]
+    again: String,
     active: String,
     main_pid: Option<i32>,
 }
 
 /// Removes what `enable` has written.
 pub fn disable(args: &DisableArgs) -> anyhow::Result<()> {
-    // A service is asked for its real name where it still exists.
+    // A service is asked for its real name if it still exists.
     let name = match &args.unit {
         Some(unit) => Some(look_up(unit).map_or_else(|_| service_name(unit), |(name, _)| Ok(name))?),
         None => None,
@@ -107,12 +109,23 @@ pub fn disable(args: &DisableArgs) -> anyhow::Result<()> {
     let is_meant = |file: &DropIn| {
         name.as_ref().is_none_or(|name| *name == file.unit) && (own.is_none() || file.launcher() == own)
     };
+    let is_meant_too = |units: &MemoryUnits| {
+        name.as_ref().is_none_or(|name| *name == units.unit) && own.as_ref().is_none_or(|own| *own == units.launcher)
+    };
     let chosen: Vec<_> = systemd::installed().into_iter().filter(|(_, file)| is_meant(file)).collect();
-    if let (true, Some(name)) = (chosen.is_empty(), &name) {
+    let in_place: Vec<_> = memory::installed().into_iter().filter(|(_, units)| is_meant_too(units)).collect();
+    if let (true, Some(name)) = (chosen.is_empty() && in_place.is_empty(), &name) {
         bail!("{name} is not enabled; `pagelift enabled` lists the services that are");
     }
-    let (removed, mut failed) = remove_all(&chosen);
-    let mut said: Vec<String> = removed.iter().map(|(path, _)| format!("removed {}", path.display())).collect();
+    let (gone, mut failed) = memory::remove(&in_place);
+    let (removed, not_removed) = remove_all(&chosen);
+    failed.extend(not_removed);
+    let paths = gone.iter().chain(removed.iter().map(|(path, _)| path));
+    let mut said: Vec<String> = paths.map(|path| format!("removed {}", path.display())).collect();
+    if !gone.is_empty() && removed.is_empty() && Path::new(FOLDERS[1]).is_dir() {
+        systemd::control(&["daemon-reload"])?;
+        said.push("memory that is on huge pages stays there".to_owned());
+    }
     if !removed.is_empty() && Path::new(FOLDERS[1]).is_dir() {
         match undone(&removed, args.now) {
             Ok(texts) => said.extend(texts),
@@ -145,7 +158,10 @@ fn undone(removed: &[&(PathBuf, DropIn)], now: bool) -> anyhow::Result<Vec<Strin
 
 /// Lists the services that are lifted at each start.
 pub fn enabled(args: &EnabledArgs) -> anyhow::Result<()> {
-    let services: Vec<Row> = systemd::installed().into_iter().map(|(path, file)| row(path, file)).collect();
+    let at_starts = systemd::installed().into_iter().map(|(path, file)| row(path, file));
+    let in_place = memory::installed().into_iter().map(|(folder, units)| memory_row(&folder, units));
+    let mut services: Vec<Row> = at_starts.chain(in_place).collect();
+    services.sort_by(|a, b| a.unit.cmp(&b.unit));
     let out = Output::Standard;
     if args.json {
         out.print_json(&Listing { format: "pagelift-services", version: 1, services })?;
@@ -163,7 +179,7 @@ pub fn enabled(args: &EnabledArgs) -> anyhow::Result<()> {
             service.main_pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
             if service.until_boot { "until the next boot" } else { "for good" }.to_owned(),
             service.way.clone(),
-            service.state.text(&service.unit),
+            service.state.text(&service.unit, &service.again),
         ]);
     }
     writeln!(out, "{}", trimmed(&rows))?;
@@ -183,11 +199,35 @@ fn row(path: PathBuf, file: DropIn) -> Row {
         active: if is_template { "-" } else { value("ActiveState") }.to_owned(),
         main_pid: value("MainPID").parse().ok().filter(|pid| *pid > 0),
         until_boot: path.starts_with(FOLDERS[1]),
+        again: format!("pagelift enable {}", quoted(&file.unit)),
         unit: file.unit,
         way: file.way,
         options: file.options,
         path,
         state,
+    }
+}
+
+/// The row of a service whose memory is lifted while it runs.
+fn memory_row(folder: &Path, units: MemoryUnits) -> Row {
+    let found = look_up(&units.unit).ok();
+    let state = match &found {
+        None => State::NoUnit,
+        Some((name, properties)) if is_changed(name, properties) => State::NotRead,
+        Some(_) if !is_executable(Path::new(&units.launcher)) => State::NoLauncher,
+        Some(_) => State::Current,
+    };
+    let value = |name: &str| found.as_ref().map_or("", |(_, properties)| properties.value(name));
+    Row {
+        active: if units.unit.contains("@.") { "-" } else { value("ActiveState") }.to_owned(),
+        main_pid: value("MainPID").parse().ok().filter(|pid| *pid > 0),
+        until_boot: folder.starts_with(FOLDERS[1]),
+        way: format!("{} memory while it runs", units.kinds.join(", ")),
+        options: Vec::new(),
+        path: folder.join(units.name()),
+        again: format!("pagelift enable --{} {}", units.kinds.join(" --"), quoted(&units.unit)),
+        state,
+        unit: units.unit,
     }
 }
 

@@ -4,6 +4,7 @@ mod enable;
 mod facts;
 mod installed;
 mod lift_args;
+mod memory;
 mod systemd;
 mod words;
 
@@ -33,7 +34,7 @@ impl Changed {
         Ok(Self { unit: unit.to_owned(), running, pid, lifted })
     }
 
-    /// What a restart would do, or what it has done.
+    /// The effect of a restart, in the future or in the past.
     fn text(&self, restarted: bool) -> String {
         let (unit, names) = (&self.unit, self.running.join(", "));
         let how = if self.lifted { "lifted" } else { "without Pagelift" };
@@ -57,8 +58,8 @@ impl Changed {
     }
 }
 
-/// Restarts those of the services that run, all at once so that the failure of one leaves none out, if that is wanted `now`.
-/// Returns what that has done to each, or what a restart would do.
+/// Restarts the running services, all at once so that one failure does not prevent the others, if `now` is set. Returns
+/// the effect on each, or the effect that a restart would have.
 fn restarted(services: &[Changed], now: bool) -> anyhow::Result<Vec<String>> {
     let running: Vec<&str> = services.iter().flat_map(|service| &service.running).map(String::as_str).collect();
     if now && !running.is_empty() {

@@ -5,13 +5,14 @@ use service_units::{DropIn, FILE_NAME, NAMES, Properties, exec_start};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Where administrators' units are, and those until the next boot.
 pub const FOLDERS: [&str; 2] = ["/etc/systemd/system", "/run/systemd/system"];
 
-/// Where files of units are (systemd.unit(5)), but for those of generators; the first counts most.
+/// The folders of unit files (systemd.unit(5)), except those of generators; the first has priority.
 const UNIT_FOLDERS: [&str; 4] =
     ["/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"];
 
@@ -19,11 +20,11 @@ const UNIT_FOLDERS: [&str; 4] =
 pub struct Unit {
     /// Its name; of a template, with `@.`.
     pub name: String,
-    /// Its properties without what Pagelift has added; of a template, those of an instance.
+    /// Its properties without Pagelift's additions; for a template, an instance's.
     pub properties: Properties,
     /// The drop-in file of Pagelift that it was loaded with.
     pub own: Option<DropIn>,
-    /// Its files but for those of Pagelift, in the order in which systemd reads them.
+    /// Its files except Pagelift's, in the order in which systemd reads them.
     pub files: Vec<String>,
 }
 
@@ -68,8 +69,8 @@ impl Unit {
     }
 }
 
-/// Looks a service up: its real name, of a template with `@.`, and its properties as systemd has read them, of a template
-/// those of an instance.
+/// Looks a service up: its real name, for a template with `@.`, and its properties as systemd has read them, for a
+/// template an instance's.
 pub fn look_up(name: &str) -> anyhow::Result<(String, Properties)> {
     let name = service_name(name)?;
     let asked = instance(&name);
@@ -87,15 +88,15 @@ pub fn look_up(name: &str) -> anyhow::Result<(String, Properties)> {
     Ok((id.to_owned(), show(id)?))
 }
 
-/// True where the files of a unit are no longer those that systemd has read, as far as that is seen: what they say counts after a
-/// daemon-reload only.
+/// True if the files of a unit are no longer those that systemd has read, as far as that is visible: their contents
+/// take effect only after a daemon-reload.
 pub fn is_changed(name: &str, properties: &Properties) -> bool {
     properties.is_set("NeedDaemonReload") || has_unread(name, &properties.list("DropInPaths"), &UNIT_FOLDERS)
 }
 
-/// True where a folder of a unit has a drop-in file that is not among those that were read: systemd 252 does not notice one in a
-/// folder that is new (`unit_path_cache`). Of several files of a name the one in the first folder counts, and none where that
-/// one is empty or no file.
+/// True if a folder of a unit has a drop-in file that is not among those that were read: systemd 252 does not notice
+/// one in a new folder (`unit_path_cache`). If several files have a name, the one in the first folder counts, and none
+/// if that one is empty or no file.
 fn has_unread(unit: &str, read: &[String], folders: &[&str]) -> bool {
     let mut known: BTreeSet<OsString> =
         read.iter().filter_map(|path| Path::new(path).file_name()).map(OsStr::to_owned).collect();
@@ -108,7 +109,7 @@ fn has_unread(unit: &str, read: &[String], folders: &[&str]) -> bool {
     })
 }
 
-/// The unit that is asked for properties: a template has none, but an instance of it has.
+/// The unit to ask for properties: a template has none, but its instance has.
 pub fn instance(name: &str) -> String {
     name.replace("@.", "@pagelift.")
 }
@@ -223,7 +224,20 @@ pub fn installed() -> Vec<(PathBuf, DropIn)> {
     found
 }
 
-/// Removes a drop-in file, and its folder where it was made for it and holds nothing else.
+/// Writes a file whole or not at all.
+pub fn write(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(folder)?;
+    // systemd reads only what ends in `.conf`.
+    let mut file = tempfile::Builder::new().prefix(".pagelift").suffix(".new").tempfile_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// Removes a drop-in file, and its folder if that was made for it and is otherwise empty.
 pub fn remove(path: &Path, file: &DropIn) -> anyhow::Result<()> {
     fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
     if let Some(folder) = path.parent().filter(|_| file.made_folder) {

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use options::{Choice as _, HeapPages, Numa, Policy, Prepare};
 use service_units::{Program, Wanted, Way};
 
-/// The words that differ from what is usual, without those of `--via`.
+/// The words that differ from the defaults, without those of `--via`.
 pub fn words(args: &LiftArgs, way: Way) -> Vec<String> {
     let usual = policy_words(&Policy::default());
     let mut words: Vec<String> =
@@ -65,8 +65,8 @@ fn heap(args: &LiftArgs) -> Vec<String> {
     words
 }
 
-/// What the options ask for, as far as the way depends on it, with the programs that `--only` names, and the names of
-/// which there is no file.
+/// The requests in the options, as far as the way depends on them, with the programs that `--only` names, and the names
+/// without a file.
 pub fn wanted(args: &LiftArgs, (found, missing): (Vec<Program>, Vec<String>)) -> Wanted {
     let heap = args.heap.heap;
     let for_run = [

@@ -1,9 +1,9 @@
-//! The time of page walks where the PMU counts them but not their cycles, as on AMD's Zen and Arm's Neoverse N1 to V2: an
-//! estimate from what a walk costs on this machine.
+//! The time of page walks if the PMU counts them but not their cycles, as on AMD's Zen and Arm's Neoverse N1 to V2: an
+//! estimate from the cost of a walk on this machine.
 
 use super::report::{Estimated, Outcome, Report, Walked};
 use crate::commands::probe;
-use working_set::verdicts;
+use translation::working_set::verdicts;
 
 /// Measures what a walk costs, in this thread, and estimates the share of the CPU time. The pages in use are then judged by
 /// the reach that was measured.
@@ -16,7 +16,7 @@ pub fn estimated(mut report: Report) -> Report {
         Ok(probe) => probe,
         Err(why) => return Report { estimated: Some(Outcome::NotMeasured(why)), ..report },
     };
-    let walk = |measured: &tlb_probe::Measured| measured.series.first().and_then(|base| base.levels.walk);
+    let walk = |measured: &translation::tlb_probe::Measured| measured.series.first().and_then(|base| base.levels.walk);
     let costs = Walked { code: walk(&probe.code), data: walk(&probe.data) };
     report.tlb = probe::reach(&probe);
     if let Some(Outcome::Measured(marks)) = &mut report.marks {
@@ -28,14 +28,16 @@ pub fn estimated(mut report: Report) -> Report {
 /// The walks of all cores, and the CPU seconds in which they were counted.
 fn walks(report: &Report) -> Result<(Walked, f64), String> {
     let Outcome::Measured(cores) = &report.page_walks else { return Err("no page walks were counted".to_owned()) };
-    // Of cores on which nothing has run nothing is missing.
+    // Cores on which no program has run need no counts.
     let cores: Vec<_> = cores.iter().filter(|core| core.counts.has_run()).collect();
     if cores.iter().all(|core| core.walks.code.cycles.value().is_some() && core.walks.data.cycles.value().is_some()) {
         return Err("the PMU counts the cycles of page walks itself".to_owned());
     }
     let Outcome::Measured(activity) = &report.activity else { return Err("the CPU time was not counted".to_owned()) };
-    // What was not counted on one kind of cores is not known of all.
-    let sum = |count: fn(&walk_counters::Counts) -> Option<f64>| cores.iter().map(|core| count(&core.counts)).sum();
+    // A count that is missing on one kind of cores is unknown for all.
+    let sum = |count: fn(&translation::walk_counters::Counts) -> Option<f64>| {
+        cores.iter().map(|core| count(&core.counts)).sum()
+    };
     let walks = Walked {
         code: sum(|counts| counts.walks_of_code().value()),
         data: sum(|counts| counts.walks_of_data().value()),

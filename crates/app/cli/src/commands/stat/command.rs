@@ -3,7 +3,7 @@
 use super::counters::Counters;
 use super::process::coverage;
 use super::rounds::{Rounds, Watch};
-use super::{Outcome, Report, StatArgs, VERSION, stall};
+use super::{Outcome, Report, StatArgs, VERSION};
 use crate::commands::probe::known_reach;
 use crate::say;
 use confinement::{Reads, confine};
@@ -25,19 +25,19 @@ use std::sync::mpsc::{self, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use walk_counters::Target;
+use translation::walk_counters::Target;
 
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
-/// As shells do: a status above it is that of a signal.
+/// As in shells: a higher status means a signal.
 const BY_SIGNAL: i32 = 128;
-/// The first look at the memory of a command: it has loaded its libraries by then. Each other is twice as late. Of a time that
-/// is as short the first is in its middle.
+/// The first observation of a command's memory: it has loaded its libraries by then. Each later one is twice as late.
+/// If the total time is as short, the first is in its middle.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
 
-/// What became of one run.
+/// The outcome of one run.
 pub struct Ran {
-    /// What was measured; `None` where the command could not be started, which has been said.
+    /// The measurement; `None` if the command could not be started, which has been reported.
     pub report: Option<Report>,
     /// Its end.
     pub end: End,
@@ -72,7 +72,7 @@ impl Started {
         self.child.id() as i32
     }
 
-    /// Waits for the command's end, for this time at most. Returns true where it runs on.
+    /// Waits for the command's end, for this time at most. Returns true if it still runs.
     fn outlasts(&self, time: Duration) -> bool {
         ProcessHandle::open(self.pid()).is_ok_and(|handle| !handle.ends_within(time))
     }
@@ -95,7 +95,7 @@ pub struct Runs {
     receiver: Arc<Mutex<Receiver>>,
 }
 
-/// Who gets a signal.
+/// The receiver of a signal.
 #[derive(Default)]
 struct Receiver {
     /// The command that runs.
@@ -130,7 +130,7 @@ impl Runs {
         };
         let pid = command.pid();
         let (ended, end) = channel();
-        let (limit, stall) = (args.time, stall(args));
+        let (limit, stall) = (args.time, args.stall);
         let looking = thread::spawn(move || look(pid, stall, limit, &end));
         let end = match limit {
             Some(limit) if command.outlasts(limit.saturating_sub(start.elapsed())) => End::Running(command),
@@ -165,7 +165,7 @@ impl Runs {
         Ok(Ran { report: Some(report), end })
     }
 
-    /// Starts a command, or says why it cannot be started and returns the status of that.
+    /// Starts a command, or prints why it cannot be started and returns the corresponding status.
     fn start(&mut self, words: &[OsString]) -> Result<Started, u8> {
         match Command::new(&words[0]).args(&words[1..]).spawn() {
             Ok(child) => {
@@ -195,7 +195,7 @@ impl Runs {
     }
 }
 
-/// The command, as much of it as fits a heading.
+/// The command, as far as it fits a heading.
 fn shortened(words: &[OsString]) -> String {
     const LONGEST: usize = 60;
     let all = words.iter().map(|word| printable(&word.to_string_lossy())).collect::<Vec<_>>().join(" ");
@@ -225,7 +225,7 @@ fn look(
     while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
         if watch.is_none() {
             watch = Some(Watch::start(Rounds::open_command(pid, start, limit, stall)));
-            // What cannot be given up is kept: the command runs on all the same.
+            // A right that cannot be dropped is kept: the command still runs.
             let _ = confine(Reads::Processes);
         }
         if let measured @ Outcome::Measured(_) = coverage(pid) {
@@ -266,7 +266,7 @@ fn not_ignored() -> Vec<i32> {
     signals
 }
 
-/// True where the terminal's keys signal this process and, as one of its group, the command.
+/// True if the terminal's keys signal this process and the command, which is in its group.
 fn has_the_terminal() -> bool {
     let terminal = std::fs::File::open("/dev/tty");
     terminal.is_ok_and(|terminal| tcgetpgrp(&terminal) == Ok(getpgrp()))

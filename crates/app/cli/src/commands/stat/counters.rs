@@ -1,11 +1,11 @@
-//! What the PMU counts, and what samples add on AMD CPUs.
+//! The counts of the PMU, and the samples on AMD CPUs.
 
 use super::report::{CountedWalks, Outcome};
 use confinement::{Reads, confine};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use walk_counters::{Counting, NoCounters, Sampling, Target, Walks};
+use translation::walk_counters::{Counting, NoCounters, Sampling, Target, Walks};
 
 /// How often samples are taken from their rings.
 const DRAIN: Duration = Duration::from_millis(20);
@@ -24,7 +24,7 @@ impl Counters {
         Self { counting, samples: wanted.then(|| Sampling::start(target)).flatten().map(Samples::take) }
     }
 
-    /// What has been counted.
+    /// The counts.
     pub fn finish(self) -> Outcome<Vec<CountedWalks>> {
         let mut counting = match self.counting {
             Ok(counting) => counting,

@@ -1,10 +1,11 @@
-//! Plain and lifted, one after the other: a process that is lifted for the time and put back, or a command that is run twice.
+//! Plain and lifted, one after the other: a process that is lifted for the time and restored, or a command that is run
+//! twice.
 
 use super::command::{End, Ran, Runs};
 use super::report::{Comparison, Lifted};
-use super::{Outcome, StatArgs, USUAL, VERSION, in_a_thread, process, stall};
+use super::{Outcome, StatArgs, USUAL, VERSION, in_a_thread, process};
 use crate::arguments::policy::words;
-use crate::commands::lift_switcher::{LiftSwitcher, RetryLimit};
+use crate::commands::lift_switcher::{FoundLifted, LiftSwitcher, RetryLimit};
 use crate::text::pause::pause;
 use anyhow::bail;
 use options::{Kind, Kinds, Pages, Policy};
@@ -29,8 +30,8 @@ pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<Atom
     let policy = policy(args, kinds);
     let options = words(&policy);
     let time = args.time.unwrap_or(USUAL);
-    let measured = || in_a_thread(|| process::measure(pid, time, stall(args), interrupted));
-    let mut switcher = LiftSwitcher::new(pid, vec![policy], interrupted)?;
+    let measured = || in_a_thread(|| process::measure(pid, time, args.stall, interrupted));
+    let mut switcher = LiftSwitcher::new(pid, vec![policy], interrupted, FoundLifted::LiftAgain)?;
     let plain = measured()?;
     let lifted = match &plain.ended_early {
         Some(why) => Outcome::NotMeasured(why.clone()),
@@ -51,7 +52,7 @@ pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<Atom
     Ok(Comparison { version: VERSION, options, plain, lifted, left: Some(left) })
 }
 
-/// Runs a command plain and then by `pagelift run`. Returns the end of the last run, too, and no comparison where it could
+/// Runs a command plain and then by `pagelift run`. Returns the end of the last run, too, and no comparison if it could
 /// not be started.
 pub fn command(kinds: &[Kind], args: &StatArgs) -> anyhow::Result<(Option<Comparison>, End)> {
     let options = words(&policy(args, kinds));
@@ -67,7 +68,8 @@ pub fn command(kinds: &[Kind], args: &StatArgs) -> anyhow::Result<(Option<Compar
     }
     let mut start: Vec<OsString> = vec![own, "run".into()];
     start.extend(options.iter().map(OsString::from));
-    start.push("--".into());
+    // The comparison covers the whole run, so everything is lifted at the start.
+    start.extend(["--start-cost=any".into(), "--".into()]);
     start.extend(args.command.iter().cloned());
     let Ran { report, end } = runs.measure(&start, args)?;
     let lifted = match report {

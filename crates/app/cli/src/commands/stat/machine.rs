@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use walk_counters::Target;
-use working_set::Reach;
+use translation::walk_counters::Target;
+use translation::working_set::Reach;
 
-/// How often an interruption is looked for.
+/// The interval for checks of an interruption.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Measures all CPUs.
@@ -42,8 +42,8 @@ pub fn measure(time: Duration, interrupted: &Arc<AtomicBool>) -> anyhow::Result<
     })
 }
 
-/// Reads the activity of all processes (proc_vmstat(5), proc_stat(5)). The kernel does not tell voluntary switches from
-/// others here: all are counted as voluntary.
+/// Reads the activity of all processes (proc_vmstat(5), proc_stat(5)). The kernel does not distinguish voluntary
+/// switches here: all are counted as voluntary.
 fn activity() -> std::io::Result<Activity> {
     let (vmstat, stat) = (text_of("/proc/vmstat")?, text_of("/proc/stat")?);
     let number = |text: &str, name: &str| -> u64 {

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use walk_counters::Target;
+use translation::walk_counters::Target;
 
-/// How often an end is looked for.
+/// The interval for checks of an end.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Measures a process. What changes it is opened first; after that this program has rights to read only.
+/// Measures a process. The files that change it are opened first; after that this program has rights to read only.
 pub fn measure(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<AtomicBool>) -> anyhow::Result<Report> {
     let mut reader = ActivityReader::of(pid);
     reader.read().map_err(|error| explain(error, "stat -p"))?;
@@ -70,7 +70,7 @@ pub fn measure(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<Atom
     })
 }
 
-/// What lies on huge pages now.
+/// The memory on huge pages now.
 pub fn coverage(pid: i32) -> Outcome<Usage> {
     match ProcessMemory::read(pid) {
         Ok(memory) => Outcome::Measured(memory.coverage().total),

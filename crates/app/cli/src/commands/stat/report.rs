@@ -1,20 +1,20 @@
-//! What one run of `pagelift stat` finds out.
+//! The results of one run of `pagelift stat`.
 
 use crate::commands::lift_switcher::Left;
 use process_view::Activity;
 use process_view::coverage::Usage;
 use serde::Serialize;
-use walk_counters::{Counts, SampledWalks, Walks};
-use working_set::{PartVerdict, Reach, WorkingSet};
+use translation::walk_counters::{Counts, SampledWalks, Walks};
+use translation::working_set::{PartVerdict, Reach, WorkingSet};
 
 /// Version of the form in which [`Report`] is written; grows when a field changes its meaning.
 pub const VERSION: u32 = 1;
 
-/// What was measured, or why not.
+/// The measurement, or the reason why there is none.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome<T> {
-    /// What was measured.
+    /// The measurement.
     Measured(T),
     /// Why nothing was.
     NotMeasured(String),
@@ -23,7 +23,7 @@ pub enum Outcome<T> {
 /// Page walks as the PMU counts them, on one kind of core.
 #[derive(Clone, Debug, Serialize)]
 pub struct CountedWalks {
-    /// What they mean.
+    /// Their meaning.
     pub walks: Walks,
     /// The counts.
     pub counts: Counts,
@@ -41,11 +41,11 @@ pub struct Walked {
     pub data: Option<f64>,
 }
 
-/// The time of page walks where the PMU does not count it: an estimate, and at most so much, since walks overlap with other
+/// The time of page walks if the PMU does not count it: an estimate and an upper bound, since walks overlap with other
 /// work and with each other.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Estimated {
-    /// What a walk costs on base pages of this machine, in ns.
+    /// The cost of a walk on base pages of this machine, in ns.
     pub nanoseconds: Walked,
     /// Shares of the CPU time, between 0 and 1.
     pub share: Walked,
@@ -56,9 +56,9 @@ pub struct Estimated {
 pub struct Marks {
     /// The pages.
     pub working_set: WorkingSet,
-    /// What huge pages can bring.
+    /// The possible gain from huge pages.
     pub verdicts: Vec<PartVerdict>,
-    /// True where the rounds are dated from the start of a command.
+    /// True if the rounds are dated from the start of a command.
     #[serde(skip)]
     pub of_command: bool,
 }
@@ -68,7 +68,7 @@ pub struct Marks {
 pub struct Report {
     /// [`VERSION`].
     pub version: u32,
-    /// What was measured: a process's name, a command, the machine.
+    /// The subject: a process's name, a command, the machine.
     pub what: String,
     /// The process.
     pub pid: Option<i32>,
@@ -78,7 +78,7 @@ pub struct Report {
     pub ended_early: Option<String>,
     /// Faults, CPU time, context switches; of a command that runs on, the switches of its threads that still run.
     pub activity: Outcome<Activity>,
-    /// What lies on huge pages at the end; `None` for the machine.
+    /// The memory on huge pages at the end; `None` for the machine.
     pub coverage: Option<Outcome<Usage>>,
     /// Page walks, by kind of core.
     pub page_walks: Outcome<Vec<CountedWalks>>,
@@ -100,16 +100,16 @@ pub struct Comparison {
     pub options: Vec<String>,
     /// Plain.
     pub plain: Report,
-    /// What the lift did, and the measurement after it; or why there is none.
+    /// The effect of the lift, and the measurement after it; or the reason why there is none.
     pub lifted: Outcome<Lifted>,
     /// How a process that ran before was left; `None` for a command.
     pub left: Option<Left>,
 }
 
-/// A lift and what was measured of it.
+/// A lift and its measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Lifted {
-    /// What the lift of a process that ran did, in a line; `None` for a command, whose start says it.
+    /// The effect of the lift of a running process, in a line; `None` for a command, whose start prints it.
     pub lift: Option<String>,
     /// Lifted.
     pub report: Report,

@@ -8,7 +8,7 @@ use linux::urgency::Urgency;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use working_set::{Observer, Options, Reach, WorkingSetError, verdicts};
+use translation::working_set::{Observer, Options, Reach, WorkingSetError, verdicts};
 
 /// Rounds in one measurement: the median of three leaves one outlier out, and the process is disturbed little.
 const ROUNDS: u32 = 3;
@@ -17,13 +17,15 @@ const SHARE: f64 = 0.5;
 
 /// How often a round may be due.
 const LOOK: Duration = Duration::from_millis(20);
-/// The longest time in milliseconds for which a process may have to wait for the map of its memory, where none is asked for.
-pub const USUAL_STALL: u64 = 50;
+/// Longest time for which a process may have to wait for the map of its memory, unless another one is given.
+pub const USUAL_STALL: Duration = Duration::from_millis(50);
+/// The word for it.
+pub const USUAL_STALL_WORD: &str = "50ms";
 /// A measurement so short that it has one round, up to the last point of the curve.
 const FOR_ONE_ROUND: Duration = Duration::from_secs(1);
 
-/// Rounds in a thread of their own. It comes before all others where it may: waiting for a CPU it would hold the map of the
-/// process's memory all that time. It has rights to read only, apart from clearing the marks.
+/// Rounds in a separate thread. It has priority over all others if permitted: while waiting for a CPU it would hold the
+/// map of the process's memory. It has rights to read only, apart from clearing the marks.
 pub struct Watch {
     told_to_end: Sender<()>,
     thread: JoinHandle<Rounds>,
@@ -70,9 +72,9 @@ pub struct Rounds {
 enum Plan {
     /// At this interval, over the time of the measurement.
     Apart(Duration),
-    /// For a command that was started then, and whose end is not known: each twice as late as the one before, and no longer than
-    /// half of the time that the command has run. The start, in which a program does something else than later, then has the
-    /// short rounds, and a run of a second has a curve. None after the given time.
+    /// For a command that was started then, and whose end is unknown: each round is twice as late as the one before,
+    /// and no longer than half of the time that the command has run. The start, in which a program behaves differently,
+    /// then has the short rounds, and a run of a second has a curve. None after the given time.
     Doubling { started: Instant, until: Option<Duration> },
 }
 
@@ -145,7 +147,7 @@ impl Rounds {
         }
     }
 
-    /// What they have shown.
+    /// Their results.
     fn finish(self, reach: &Reach) -> Outcome<Marks> {
         match self.observer.map(Observer::finish) {
             Ok(Some(working_set)) => {

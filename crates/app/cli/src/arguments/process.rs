@@ -1,0 +1,99 @@
+//! A process as a user names it: by its number, or by the name of its program.
+
+use address_space::format_bytes;
+use foreign_text::printable;
+use process_view::ProcessFiles;
+use session::running::Chosen;
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// Maximum number of processes that are listed for an ambiguous name.
+const MOST_LISTED: usize = 8;
+/// Maximum number of characters that are shown of each command.
+const WIDEST_COMMAND: usize = 60;
+
+/// Returns the number of the process that a word names.
+///
+/// # Errors
+/// The word matches no process, or several, which are listed.
+pub fn process_number(word: &str) -> Result<i32, String> {
+    if !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit()) {
+        return word.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| format!("no process has the number {word}"));
+    }
+    if word.starts_with('-') {
+        return Err("needed: the number of a process, or the name of its program".to_owned());
+    }
+    let found = Chosen::ByProgram(word).processes().map_err(|error| error.to_string())?;
+    match found.as_slice() {
+        [pid] => Ok(*pid),
+        several => Err(choices(word, several)),
+    }
+}
+
+/// Returns the process that a word names by its number or the name of its program; `None` for a file.
+///
+/// # Errors
+/// The word is neither a file nor one process.
+pub fn process_unless_file(word: &OsStr) -> Result<Option<i32>, String> {
+    let Some(text) = word.to_str() else { return Ok(None) };
+    let is_number = text.parse::<i32>().is_ok();
+    if !is_number && (text.contains('/') || Path::new(text).exists()) {
+        return Ok(None);
+    }
+    process_number(text).map(Some).map_err(|why| match is_number {
+        true => why,
+        false => format!("{} is neither a file nor one process: {why}", printable(text)),
+    })
+}
+
+fn choices(name: &str, pids: &[i32]) -> String {
+    let lines = pids.iter().take(MOST_LISTED).map(|pid| format!("\n  {pid:>7}  {}", described(*pid)));
+    let more = pids.len().saturating_sub(MOST_LISTED);
+    let rest = if more > 0 { format!("\n  and {more} more") } else { String::new() };
+    format!(
+        "{} processes run {}; needed: the number of one:{}{rest}",
+        pids.len(),
+        printable(name),
+        lines.collect::<String>()
+    )
+}
+
+/// Memory and command of a process.
+fn described(pid: i32) -> String {
+    let process = ProcessFiles::of(pid);
+    let words = process.bytes("cmdline").unwrap_or_default();
+    let words = String::from_utf8_lossy(&words).replace('\0', " ");
+    let command: String = printable(words.trim_end()).chars().take(WIDEST_COMMAND).collect();
+    let resident = process.text("statm").ok().and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok());
+    let resident = resident.map_or(0, |pages| pages.saturating_mul(linux::pages::base_page().bytes()));
+    format!("{:>9} resident  {command}", format_bytes(resident))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_a_number_or_a_name() {
+        assert_eq!(process_number("4711"), Ok(4711));
+        assert!(
+            process_number("0").is_err() && process_number("99999999999").is_err() && process_number("-1").is_err()
+        );
+        let none = process_number("no-such-program-anywhere").unwrap_err();
+        assert!(none.contains("no process runs a program named no-such-program-anywhere"), "{none}");
+        let listed = choices("a\u{1b}b", &[1; 10]);
+        assert_eq!(process_unless_file(OsStr::new("4711")), Ok(Some(4711)));
+        assert_eq!(process_unless_file(OsStr::new("src")), Ok(None), "a file of the crate's folder");
+        assert_eq!(process_unless_file(OsStr::new("/no/such/file")), Ok(None));
+        let neither = process_unless_file(OsStr::new("no-such-program-anywhere")).unwrap_err();
+        assert!(
+            neither.starts_with("no-such-program-anywhere is neither a file nor one process: no process"),
+            "{neither}"
+        );
+        assert!(
+            listed.starts_with("10 processes run a?b; needed: the number of one:\n")
+                && listed.ends_with("\n  and 2 more"),
+            "{listed}"
+        );
+    }
+}

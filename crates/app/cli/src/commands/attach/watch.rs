@@ -1,0 +1,117 @@
+//! `pagelift attach --watch`: objects that are loaded later, and memory that fills later.
+
+use super::{Lifts, MemoryLeft, State, tell, write_alone};
+use crate::definition::AttachArgs;
+use crate::say;
+use crate::text::in_place::Told;
+use session::running::{Members, Watches};
+use session::shared::{Growing, InPlaceOptions, InPlaceReport, InPlaceReports, Rest, added, newly_huge};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Interval of the search for new objects, and of the check whether the processes have ended.
+const EVERY: Duration = Duration::from_secs(1);
+/// Interval at which the family is listed anew and its memory glanced at.
+const GLANCE_EVERY: Duration = Duration::from_secs(5);
+
+/// Memory of one kind that is lifted as it fills.
+pub struct GrowingMemory<'a> {
+    /// The memory, and the times of its lifts.
+    pub growing: Growing,
+    /// Options of each lift.
+    pub options: InPlaceOptions<'a>,
+    /// Printed reasons and errors.
+    pub told: Told,
+}
+
+impl GrowingMemory<'_> {
+    /// Lifts what has filled since the last look.
+    fn lift(&mut self, args: &AttachArgs, pids: &[i32], left: &mut MemoryLeft) -> Option<InPlaceReport> {
+        match self.growing.lift(pids, InPlaceOptions { most: left.0, ..self.options })? {
+            Ok(report) => {
+                left.spend(added(&report));
+                if !args.outcome.quiet {
+                    tell(pids, &report, newly_huge(&report) > 0, &mut self.told);
+                }
+                Some(report)
+            }
+            Err(error) => {
+                if let Some(line) = self.told.once(format!("pagelift: {}", error.in_full())) {
+                    say!("{line}");
+                }
+                None
+            }
+        }
+    }
+}
+
+/// A family of processes, and its memory that is lifted as it fills.
+pub struct GrowingFamily<'a> {
+    members: Members<'a>,
+    memory: Vec<GrowingMemory<'a>>,
+    glanced: Instant,
+    rest: Rest,
+}
+
+impl<'a> GrowingFamily<'a> {
+    /// The family after the first lift.
+    pub fn new(members: Members<'a>, memory: Vec<GrowingMemory<'a>>) -> Self {
+        Self { members, memory, glanced: Instant::now(), rest: Rest::default() }
+    }
+
+    /// True if the family has ended.
+    fn has_ended(&self) -> bool {
+        self.members.have_ended()
+    }
+
+    /// Time that all looks have taken so far.
+    fn looking(&self) -> Duration {
+        self.memory.iter().map(|memory| memory.growing.looking()).sum()
+    }
+
+    /// Lifts what has filled since the last look.
+    fn lift(&mut self, args: &AttachArgs, left: &mut MemoryLeft) {
+        if self.glanced.elapsed() < GLANCE_EVERY || !self.rest.is_over() {
+            return;
+        }
+        self.glanced = Instant::now();
+        let pids = self.members.now();
+        if pids.is_empty() {
+            return;
+        }
+        let (mut reports, before) = (InPlaceReports::default(), self.looking());
+        let looked = self.memory.iter_mut().filter_map(|memory| memory.lift(args, &pids, left));
+        looked.for_each(|report| reports.add(report));
+        self.rest.begin(self.looking().saturating_sub(before));
+        let has_lifted = reports.all().any(|report| newly_huge(report) > 0);
+        if has_lifted
+            && is_alone(args)
+            && let Err(error) = write_alone(args, pids[0], reports)
+        {
+            say!("pagelift: {error:#}");
+        }
+    }
+}
+
+/// True if only memory that is lifted in place was chosen.
+fn is_alone(args: &AttachArgs) -> bool {
+    args.policy.policy().kinds.planned().is_empty()
+}
+
+/// Lifts loaded objects and filled memory until all watched processes have ended.
+pub fn watch(lifts: &mut Lifts, (mut objects, mut family): (Watches, Option<GrowingFamily<'_>>), state: &mut State) {
+    while !objects.is_empty() || family.is_some() {
+        thread::sleep(EVERY);
+        let (loaded, silent) = objects.look();
+        silent.iter().for_each(|process| say!("pagelift: {process}"));
+        for (pid, handle) in loaded {
+            if let Some(failed) = lifts.lift(pid, Some(handle), state) {
+                say!("pagelift: {failed}");
+            }
+        }
+        if let Some(family) = &mut family {
+            family.lift(&lifts.args, &mut state.memory);
+        }
+        family = family.filter(|family| !family.has_ended());
+    }
+}

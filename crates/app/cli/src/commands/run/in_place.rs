@@ -1,0 +1,151 @@
+//! `pagelift run --lift shared,anon,jit`: memory that the program fills later.
+
+use super::{Teller, lock, unwritten};
+use crate::definition::RunArgs;
+use crate::say;
+use crate::text::in_place::{Told, family, line, noun};
+use crate::text::message;
+use foreign_text::printable;
+use session::shared::{InPlace, InPlaceReports, expectation, newly_huge};
+use session::start::InPlaceStart;
+use session::{LiftReport, process_name};
+use std::collections::BTreeMap;
+
+/// The kinds of memory that are wanted, and can be lifted.
+#[derive(Default)]
+pub struct Wanted {
+    /// Kinds that can be lifted.
+    pub memory: Vec<InPlace>,
+    /// Some were refused.
+    pub is_short: bool,
+}
+
+impl Wanted {
+    /// Checks what the machine allows, and prints what it does not, with the fix.
+    pub fn of(args: &RunArgs) -> Self {
+        let kinds = args.policy.policy().kinds;
+        let mut wanted = Self::default();
+        let name = std::path::Path::new(&args.command[0]).display();
+        for memory in InPlace::ALL.into_iter().filter(|memory| kinds.contains(memory.kind())) {
+            let expected = expectation(memory);
+            match expected.refused {
+                Some(why) => {
+                    wanted.is_short = true;
+                    if !args.outcome.quiet || args.require {
+                        say!("pagelift: {name}: {} is not lifted: {why}", noun(memory));
+                    }
+                }
+                None => wanted.memory.push(memory),
+            }
+            if let Some(why) = expected.in_part.filter(|_| !args.outcome.quiet) {
+                say!("pagelift: {name}: {}: {why}", noun(memory));
+            }
+        }
+        wanted
+    }
+
+    /// Why the program is not started.
+    pub fn refused(&self, args: &RunArgs) -> Option<String> {
+        let kinds = args.policy.policy().kinds;
+        let has_any = InPlace::ALL.into_iter().any(|memory| kinds.contains(memory.kind()));
+        match () {
+            () if args.fill && !has_any => Some(
+                "--fill concerns shared, anonymous and generated memory only; needed: --lift shared, anon or jit".to_owned(),
+            ),
+            () if args.dry_run && has_any && kinds.usual().is_empty() => Some(
+                "--dry-run: nothing is known about memory that the program fills later; needed: `pagelift inspect --lift shared \
+                 PID` once it runs"
+                    .to_owned(),
+            ),
+            () if args.require && self.is_short => Some("--require ends it here".to_owned()),
+            () => None,
+        }
+    }
+
+    /// True if nothing but memory that cannot be lifted is wanted.
+    pub fn is_all_refused(&self, args: &RunArgs) -> bool {
+        self.is_short && self.memory.is_empty() && args.policy.policy().kinds.usual().is_empty()
+    }
+
+    /// Names the memory that the helper lifts as it fills.
+    pub fn start(&self, args: &RunArgs) -> Option<InPlaceStart> {
+        let (fill, most) = (args.fill, args.policy.max_memory);
+        (!self.memory.is_empty() && !args.dry_run).then(|| InPlaceStart { memory: self.memory.clone(), fill, most })
+    }
+
+    /// Describes the lift of this memory.
+    pub fn note(&self) -> Option<String> {
+        let nouns: Vec<_> = self.memory.iter().map(|memory| noun(*memory)).collect();
+        Some(match nouns.split_last()? {
+            (last, []) => format!("{last} is lifted in place as it fills"),
+            (last, others) => format!("{} and {last} are lifted in place as they fill", others.join(", ")),
+        })
+    }
+}
+
+/// The messages printed about each kind of memory.
+pub type ToldOfRun = BTreeMap<&'static str, Told>;
+
+impl Teller<'_> {
+    /// Reports a check of memory that fills. Large growth is printed, and each reason once. A program that has a
+    /// terminal may be drawing on it by then.
+    pub(super) fn looked(
+        &self,
+        report: &LiftReport,
+        pids: &[i32],
+        looked: &InPlaceReports,
+        errors: &[(InPlace, String)],
+    ) {
+        let Some(&first) = pids.first() else { return };
+        let mut told = lock(&self.told);
+        let name = family(&process_name(first), pids.len());
+        let (mut lines, mut has_news) = (Vec::new(), false);
+        for looked in looked.all() {
+            let told = told.entry(noun(looked.memory)).or_default();
+            let has_lifted = newly_huge(looked) > 0;
+            if has_lifted && (told.has_doubled(looked) || self.args.outcome.verbose) {
+                lines.push(line(&name, looked));
+            }
+            let left_alone = told.left_alone(looked);
+            has_news |= has_lifted || !left_alone.is_empty();
+            lines.extend(left_alone);
+        }
+        for (memory, why) in errors {
+            let line = format!("{name}: {}: {why}", noun(*memory));
+            lines.extend(told.entry(noun(*memory)).or_default().once(line));
+        }
+        if has_news {
+            self.write_later(report);
+        }
+        let is_quiet = self.args.outcome.quiet || !self.args.outcome.verbose && message::writes_to_terminal(first);
+        if !is_quiet {
+            let text: String =
+                lines.iter().map(|line| format!("{}\n", printable(&format!("pagelift: {line}")))).collect();
+            self.say_later_by(first, report.pid, &text);
+        }
+    }
+
+    /// Writes the report again after the start.
+    pub(super) fn write_later(&self, report: &LiftReport) {
+        let Some(path) = &self.later_report else { return };
+        if let Err(error) = report.write(path, !self.args.only.is_empty()) {
+            self.say_later(report.pid, &unwritten(path, &error), "");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_is_named() {
+        let note = |memory: &[InPlace]| Wanted { memory: memory.to_vec(), is_short: false }.note();
+        assert_eq!(note(&[]), None);
+        assert_eq!(note(&[InPlace::Jit]).as_deref(), Some("generated code is lifted in place as it fills"));
+        assert_eq!(
+            note(&InPlace::ALL).as_deref(),
+            Some("shared memory, anonymous memory and generated code are lifted in place as they fill")
+        );
+    }
+}

@@ -1,0 +1,222 @@
+//! `pagelift enable --shared`, `--anon` and `--jit`: units that lift a service's memory in place while it runs.
+
+use super::Changed;
+use super::facts::this_program;
+use super::systemd::{self, FOLDERS, write};
+use crate::output::Output;
+use crate::root_program;
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde::Serialize;
+use service_units::{ALIGNMENT_UNIT, MEMORY_FILE_NAME, MemoryUnits, alignment_unit};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Options of the lift of code and data at each start.
+const AT_EACH_START: [&str; 19] = [
+    "pages",
+    "page_size",
+    "lift",
+    "objects",
+    "writable_pages",
+    "edges",
+    "max_memory",
+    "numa",
+    "seal",
+    "prepare",
+    "heap",
+    "heap_reserve",
+    "heap_allocator",
+    "calm",
+    "via",
+    "only",
+    "require",
+    "quiet",
+    "verbose",
+];
+
+/// Kinds of memory that are lifted while a service runs.
+#[derive(Args, Clone)]
+pub struct MemoryArgs {
+    /// Lift its shared memory while it runs, as it fills, instead of its code and data at each start.
+    ///
+    /// A second unit does that (`pagelift attach --watch`); the service stays as it is. New shared mappings are aligned: shmem_enabled is set from `never` to `advise` before the service starts, and back when no such service runs.
+    #[arg(long, conflicts_with_all = AT_EACH_START)]
+    shared: bool,
+    /// Lift its anonymous memory in this way.
+    #[arg(long, conflicts_with_all = AT_EACH_START)]
+    anon: bool,
+    /// Lift its generated code in this way.
+    #[arg(long, conflicts_with_all = AT_EACH_START)]
+    jit: bool,
+}
+
+impl MemoryArgs {
+    /// The kinds, by the words of `--lift`.
+    pub fn kinds(&self) -> Vec<String> {
+        let all = [(self.shared, "shared"), (self.anon, "anon"), (self.jit, "jit")];
+        all.into_iter().filter(|(is_given, _)| *is_given).map(|(_, word)| word.to_owned()).collect()
+    }
+}
+
+/// How units are written.
+pub struct Writing {
+    /// Start the lift at once if the service runs.
+    pub now: bool,
+    /// Only until the next boot.
+    pub runtime: bool,
+    /// Write nothing.
+    pub dry_run: bool,
+    /// Print JSON.
+    pub json: bool,
+}
+
+#[derive(Serialize)]
+struct UnitFile {
+    path: PathBuf,
+    text: String,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    format: &'static str,
+    version: u32,
+    unit: &'a str,
+    memory: &'a [String],
+    files: &'a [UnitFile],
+    written: bool,
+    state: &'a [String],
+}
+
+/// Writes the units that lift memory of a service while it runs.
+pub fn enable(unit: &str, kinds: Vec<String>, writing: &Writing) -> anyhow::Result<()> {
+    let launcher = this_program()?;
+    if !writing.dry_run {
+        root_program::check(&launcher)?;
+    }
+    let (unit, properties) = systemd::look_up(unit)?;
+    ensure!(
+        properties.value("Type") != "oneshot",
+        "{unit} is of Type=oneshot: its programs end with its start; needed: a service that runs on"
+    );
+    let units = MemoryUnits { unit, kinds, launcher: launcher.display().to_string() };
+    let files = files_of(&units, FOLDERS[usize::from(writing.runtime)]);
+    refuse_foreign(&files)?;
+    let mut state = Vec::new();
+    if !writing.dry_run {
+        files.iter().try_for_each(|file| {
+            write(&file.path, &file.text).with_context(|| format!("writing {}", file.path.display()))
+        })?;
+        systemd::control(&["daemon-reload"])?;
+        state = started(&units, writing.now)?;
+    }
+    let out = Output::Standard;
+    if writing.json {
+        let (unit, memory, files) = (units.unit.as_str(), units.kinds.as_slice(), files.as_slice());
+        let (format, written) = ("pagelift-service-memory", !writing.dry_run);
+        return out.print_json(&Document { format, version: 1, unit, memory, files, written, state: &state });
+    }
+    for file in &files {
+        writeln!(out, "{}:", file.path.display())?;
+        file.text.lines().try_for_each(|line| out.print_whole(&format!("  {line}\n")))?;
+        writeln!(out)?;
+    }
+    match state.is_empty() {
+        true => writeln!(out, "nothing was written")?,
+        false => state.iter().try_for_each(|line| writeln!(out, "written; {line}"))?,
+    }
+    Ok(())
+}
+
+fn files_of(units: &MemoryUnits, folder: &str) -> Vec<UnitFile> {
+    let folder = Path::new(folder);
+    let mut files = vec![
+        UnitFile { path: folder.join(units.name()), text: units.text() },
+        UnitFile { path: drop_in(units, folder), text: units.drop_in() },
+    ];
+    files.extend(units.has_shared().then(|| UnitFile { path: folder.join(ALIGNMENT_UNIT), text: alignment_unit() }));
+    files
+}
+
+fn drop_in(units: &MemoryUnits, folder: &Path) -> PathBuf {
+    folder.join(format!("{}.d", units.unit)).join(MEMORY_FILE_NAME)
+}
+
+fn refuse_foreign(files: &[UnitFile]) -> anyhow::Result<()> {
+    let foreign = |file: &&UnitFile| fs::read_to_string(&file.path).is_ok_and(|text| !MemoryUnits::is_own_text(&text));
+    match files.iter().find(foreign) {
+        Some(file) => anyhow::bail!("{} was not written by pagelift; fix: give it another name", file.path.display()),
+        None => Ok(()),
+    }
+}
+
+/// Starts the units that lift if `now`. Returns the state, in words.
+fn started(units: &MemoryUnits, now: bool) -> anyhow::Result<Vec<String>> {
+    let service = Changed::look(&units.unit, true)?;
+    let lifting: Vec<String> = service.running.iter().map(|running| units.name_for(running)).collect();
+    if lifting.is_empty() {
+        return Ok(vec![format!("{} does not run; its memory is lifted from its next start on", units.unit)]);
+    }
+    if now {
+        let words: Vec<&str> = ["restart", "--"].into_iter().chain(lifting.iter().map(String::as_str)).collect();
+        systemd::control(&words)?;
+    }
+    let line = |(running, lifting): (&String, &String)| match now {
+        true => format!("{running} runs on and is lifted now; `journalctl -u {lifting}` shows the result"),
+        false => format!("{running} runs on; `systemctl start {lifting}` lifts it now, and each later start by itself"),
+    };
+    Ok(service.running.iter().zip(&lifting).map(line).collect())
+}
+
+/// The units of this kind, with the folder that they are in.
+pub fn installed() -> Vec<(PathBuf, MemoryUnits)> {
+    let mut found = Vec::new();
+    for folder in FOLDERS {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let named = entries.filter(|entry| entry.file_name().to_str().is_some_and(MemoryUnits::is_name));
+        let read = named.filter_map(|entry| MemoryUnits::parse(&fs::read_to_string(entry.path()).ok()?));
+        found.extend(read.map(|units| (PathBuf::from(folder), units)));
+    }
+    found.sort_by(|a, b| a.1.unit.cmp(&b.1.unit));
+    found
+}
+
+/// Removes the chosen units and ends their lifts; memory on huge pages stays there. Returns the removed files and the failures.
+pub fn remove(chosen: &[(PathBuf, MemoryUnits)]) -> (Vec<PathBuf>, Vec<String>) {
+    let (mut removed, mut failed) = (Vec::new(), Vec::new());
+    for (folder, units) in chosen {
+        let running = Changed::look(&units.unit, false).map(|service| service.running).unwrap_or_default();
+        let lifting: Vec<String> = running.iter().map(|running| units.name_for(running)).collect();
+        let stopping = ["stop", "--"].into_iter().chain(lifting.iter().map(String::as_str)).collect::<Vec<_>>();
+        if !lifting.is_empty()
+            && let Err(error) = systemd::control(&stopping)
+        {
+            failed.push(format!("{error:#}"));
+        }
+        let drop_in = drop_in(units, folder);
+        for path in [folder.join(units.name()), drop_in.clone()] {
+            match fs::remove_file(&path) {
+                Ok(()) => removed.push(path),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => failed.push(format!("removing {}: {error}", path.display())),
+            }
+        }
+        // Others may have put files into it.
+        let _ = drop_in.parent().map(fs::remove_dir);
+    }
+    removed.extend(remove_alignment());
+    (removed, failed)
+}
+
+/// Removes the unit that aligns shared memory if no service is left that wants it. systemd stops it then, which takes back the setting.
+fn remove_alignment() -> Vec<PathBuf> {
+    if installed().iter().any(|(_, units)| units.has_shared()) {
+        return Vec::new();
+    }
+    let paths = FOLDERS.map(|folder| Path::new(folder).join(ALIGNMENT_UNIT));
+    let present: Vec<PathBuf> = paths.into_iter().filter(|path| path.exists()).collect();
+    if !present.is_empty() {
+        let _ = systemd::control(&["stop", "--", ALIGNMENT_UNIT]);
+    }
+    present.into_iter().filter(|path| fs::remove_file(path).is_ok()).collect()
+}

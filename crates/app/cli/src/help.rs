@@ -1,0 +1,334 @@
+//! Exit statuses and examples of each command, for its help and its man page.
+
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
+use std::ffi::OsString;
+
+/// A section of a command's help: rows of a term and its meaning.
+type Rows = &'static [(&'static str, &'static str)];
+
+/// Exit statuses of a command whose work is all done or not.
+const USUAL: Rows = &[("0", "success"), ("125", "failure; the reason is on standard error")];
+
+/// Exit statuses of a command that reads the rules of the agent.
+const OF_RULES: Rows = &[("0", "success"), ("1", "the rules have errors"), ("125", "Pagelift itself fails")];
+
+/// The sections of one command.
+struct Sections {
+    /// The command's words after `pagelift`.
+    command: &'static str,
+    statuses: Rows,
+    examples: Rows,
+}
+
+const fn usual(command: &'static str, examples: Rows) -> Sections {
+    Sections { command, statuses: USUAL, examples }
+}
+
+const SECTIONS: &[Sections] = &[
+    Sections {
+        command: "run",
+        statuses: &[
+            ("125", "Pagelift itself fails"),
+            ("126", "the program cannot be executed"),
+            ("127", "the program is not found"),
+            ("other", "that of the program"),
+        ],
+        examples: &[
+            ("pagelift run -- redis-server /etc/redis/redis.conf", "Lift code and data"),
+            ("pagelift run --heap=auto -- redis-server", "Put the heap on huge pages too"),
+            ("pagelift run --only cc1plus,rustc -- make -j8", "Lift the compilers of a build"),
+            ("pagelift run --dry-run -v -- node server.js", "Show the plan only"),
+        ],
+    },
+    usual(
+        "attach",
+        &[
+            ("pagelift attach redis-server", "Lift code and read-only data of a running program"),
+            ("pagelift attach --lift shared --dry-run postgres", "Show the price of shared memory"),
+            ("pagelift attach --unit mariadb.service --lift all", "Lift all memory of a service"),
+        ],
+    ),
+    usual(
+        "detach",
+        &[
+            ("pagelift detach redis-server", "Undo the lift of a process"),
+            ("pagelift detach --all java", "Undo the lifts of all processes of a program"),
+        ],
+    ),
+    usual(
+        "inspect",
+        &[
+            ("pagelift inspect /usr/sbin/mariadbd", "Show the plan for a file"),
+            ("pagelift inspect --used mariadbd", "Show whether the TLB holds what a process uses"),
+        ],
+    ),
+    Sections {
+        command: "doctor",
+        statuses: &[
+            ("0", "no finding, or notes only"),
+            ("1", "advice"),
+            ("2", "problems"),
+            ("125", "Pagelift itself fails"),
+        ],
+        examples: &[
+            ("pagelift doctor", "Check this machine"),
+            ("pagelift doctor mariadbd", "Check a running program and its settings"),
+            ("pagelift doctor -- node server.js", "Check a command before its start"),
+        ],
+    },
+    usual(
+        "status",
+        &[
+            ("pagelift status", "List all processes that have memory on huge pages"),
+            ("pagelift status redis-server", "Show the parts of one process"),
+        ],
+    ),
+    usual("perf-map", &[("pagelift perf-map redis-server", "Let perf find symbols of lifted code")]),
+    usual(
+        "image setup",
+        &[
+            ("pagelift image setup --size 2G --install systemd", "Mount a store now and at each boot"),
+            ("pagelift image setup --uninstall", "Remove what --install has written"),
+        ],
+    ),
+    usual(
+        "image add",
+        &[("pagelift image add /usr/lib/llvm-19/bin/clang", "Make an image of a program, not of its wrapper")],
+    ),
+    usual("image list", &[("pagelift image list", "Show the size and the last use of each image")]),
+    usual("image remove", &[("pagelift image remove /usr/bin/node", "Remove the images of a file")]),
+    usual(
+        "image gc",
+        &[
+            ("pagelift image gc --dry-run", "Show which images would be removed"),
+            ("pagelift image gc --unused-for 7d", "Remove images that nobody has used for a week"),
+        ],
+    ),
+    usual(
+        "bench",
+        &[
+            ("pagelift bench --toggle mariadbd --for 5m", "Switch a loaded server in place"),
+            ("pagelift bench --only cc1plus -- g++ -c a.cc", "Run a command plain and lifted in turn"),
+            ("pagelift bench --from record.jsonl", "Show the answer of a record again"),
+        ],
+    ),
+    usual("report", &[("pagelift report record.jsonl", "Make a page from a record of `bench -o`")]),
+    Sections {
+        command: "stat",
+        statuses: &[
+            ("0", "success without CMD"),
+            ("125", "Pagelift itself fails, or cannot lift the process"),
+            ("126", "CMD cannot be executed"),
+            ("127", "CMD is not found"),
+            ("other", "that of CMD, with --lift of its lifted run; 128 + a signal's number"),
+        ],
+        examples: &[
+            ("pagelift stat --pid redis-server --for 10s", "Count page walks of a process"),
+            ("pagelift stat --lift -- gzip -k file", "Measure a command plain and lifted"),
+        ],
+    },
+    usual("probe", &[("pagelift probe", "Measure the cost of page walks on this machine")]),
+    usual("shootdowns", &[("pagelift shootdowns --for 10s", "Show the senders and their cures")]),
+    usual("estimate", &[("pagelift estimate -- gzip -k file", "Simulate the TLB misses of a command")]),
+    usual("demo", &[("pagelift demo --for 10s", "See the effect of huge pages here")]),
+    Sections {
+        command: "cache prepare",
+        statuses: &[("0", "all files are in huge folios"), ("125", "some are not; each has its reason")],
+        examples: &[
+            ("pagelift cache prepare /usr/sbin/mariadbd", "Get one file into huge folios"),
+            ("pagelift cache prepare --package nodejs", "Prepare the files of a package"),
+        ],
+    },
+    usual("cache keep", &[("pagelift cache keep --once", "Prepare the files of the list")]),
+    usual("cache status", &[("pagelift cache status /usr/bin/node", "Show how a file is cached")]),
+    usual(
+        "align",
+        &[
+            ("pagelift align --check ./server", "Show what an alignment brings"),
+            ("pagelift align ./server", "Align a program"),
+            ("pagelift align --undo ./server", "Restore it"),
+        ],
+    ),
+    usual("pool show", &[("pagelift pool show --watch", "Watch the pools")]),
+    usual(
+        "pool plan",
+        &[
+            ("pagelift pool plan -- node server.js", "Count the pages that a command needs"),
+            ("pagelift pool plan --install systemd 2M:512", "Reserve pages at each boot"),
+        ],
+    ),
+    Sections {
+        command: "pool reserve",
+        statuses: &[
+            ("0", "every request is met"),
+            ("125", "a request is not met"),
+            ("other", "with --for that of the program"),
+        ],
+        examples: &[
+            ("pagelift pool reserve 2M:512", "Have 512 pages available"),
+            ("pagelift pool reserve --for -- node server.js", "Reserve while a program runs"),
+        ],
+    },
+    usual("pool release", &[("pagelift pool release 2M:all", "Give all free pages back")]),
+    usual("pool demote", &[("pagelift pool demote 1G:1 --to 2M", "Split a page")]),
+    usual("pool overcommit", &[("pagelift pool overcommit 2M:256", "Allow 256 surplus pages")]),
+    usual(
+        "enable",
+        &[
+            ("pagelift enable mariadb.service --dry-run", "Show the drop-in file"),
+            ("pagelift enable mariadb.service --now", "Write it and restart the service"),
+        ],
+    ),
+    usual("disable", &[("pagelift disable mariadb.service --now", "Start a service plain again")]),
+    usual("enabled", &[("pagelift enabled", "List the services")]),
+    Sections {
+        command: "agent run",
+        statuses: OF_RULES,
+        examples: &[("pagelift agent run --metrics 127.0.0.1:9273", "Run with metrics")],
+    },
+    Sections {
+        command: "agent check",
+        statuses: OF_RULES,
+        examples: &[("pagelift agent check --config ./agent.d", "Check rules before they are installed")],
+    },
+    Sections {
+        command: "agent explain",
+        statuses: OF_RULES,
+        examples: &[("pagelift agent explain mariadbd", "Show why it is lifted or not")],
+    },
+    usual("agent status", &[("pagelift agent status --json", "Show the lifts to a script")]),
+    Sections {
+        command: "agent stop",
+        statuses: &[("0", "success"), ("1", "a lift could not be undone"), ("125", "Pagelift itself fails")],
+        examples: &[("pagelift agent stop --restore", "End the agent and undo its lifts")],
+    },
+    usual("agent verdicts measure", &[("pagelift agent verdicts measure mariadbd", "Measure a process now")]),
+    usual("agent verdicts export", &[("pagelift agent verdicts export > verdicts.jsonl", "Save all verdicts")]),
+    usual("agent verdicts import", &[("pagelift agent verdicts import verdicts.jsonl", "Add verdicts")]),
+    usual("agent verdicts forget", &[("pagelift agent verdicts forget mariadbd", "Measure it anew")]),
+];
+
+/// The command line with these sections behind the options of each command. A command with subcommands has the first
+/// example of each of them.
+fn with_sections(mut command: Command, path: &str) -> Command {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path} {name}") };
+    command = command.mut_subcommands(|inner| {
+        let path = below(inner.get_name());
+        with_sections(inner, &path)
+    });
+    let Some(text) = sections(path) else { return command };
+    let notes = command.get_after_help().map(|notes| format!("{notes}\n\n")).unwrap_or_default();
+    command.after_help(notes + &text)
+}
+
+/// The sections of a command as text.
+fn sections(path: &str) -> Option<String> {
+    let (statuses, examples): (Rows, Vec<_>) = match SECTIONS.iter().find(|sections| sections.command == path) {
+        Some(sections) => (sections.statuses, sections.examples.to_vec()),
+        None => {
+            let is_below =
+                |sections: &&Sections| sections.command.strip_prefix(path).is_some_and(|rest| rest.starts_with(' '));
+            let below = SECTIONS.iter().filter(is_below);
+            (&[], below.filter_map(|sections| sections.examples.first().copied()).collect())
+        }
+    };
+    if path.is_empty() || examples.is_empty() {
+        return None;
+    }
+    let mut text = String::new();
+    if !statuses.is_empty() {
+        text += "Exit status:\n";
+        statuses.iter().for_each(|(status, meaning)| text += &format!("  {status:<5}  {meaning}\n"));
+        text.push('\n');
+    }
+    text += "Examples:\n";
+    examples.iter().for_each(|(example, meaning)| text += &format!("  {example}\n      {meaning}\n"));
+    Some(text.trim_end().to_owned())
+}
+
+/// The definition of a command line, with the sections.
+pub fn definition<C: CommandFactory>() -> Command {
+    let command = C::command();
+    // That of `pagelift run` alone is a command by itself.
+    let path = if command.get_name() == "run" { "run" } else { "" };
+    with_sections(command, path)
+}
+
+/// Parses a command line.
+///
+/// # Errors
+/// The error, or the requested help.
+pub fn parse<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = OsString>) -> Result<C, clap::Error> {
+    let mut command = definition::<C>();
+    let mut matches: ArgMatches = command.try_get_matches_from_mut(words)?;
+    C::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+}
+
+/// The text behind the options as headings with their lines; lines before the first heading are notes.
+pub fn headed(text: &str) -> Vec<(String, Vec<&str>)> {
+    let mut headed: Vec<(String, Vec<&str>)> = Vec::new();
+    for line in text.lines() {
+        match (line.strip_suffix(':').filter(|_| !line.starts_with(' ')), headed.last_mut()) {
+            (Some(heading), _) => headed.push((heading.to_uppercase(), Vec::new())),
+            (None, Some((_, lines))) => lines.push(line),
+            (None, None) => headed.push(("NOTES".to_owned(), vec![line])),
+        }
+    }
+    headed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::definition::{Cli, RunCli};
+    use clap::error::ErrorKind;
+
+    /// The visible commands without subcommands, each with its path.
+    fn leaves<'a>(command: &'a Command, path: &str) -> Vec<(String, &'a Command)> {
+        let inner: Vec<_> = command.get_subcommands().filter(|inner| !inner.is_hide_set()).collect();
+        if inner.is_empty() {
+            return vec![(path.to_owned(), command)];
+        }
+        inner.into_iter().flat_map(|inner| leaves(inner, format!("{path} {}", inner.get_name()).trim_start())).collect()
+    }
+
+    #[test]
+    fn each_command_has_examples_and_statuses() {
+        let cli = Cli::command();
+        let mut defined: Vec<_> = leaves(&cli, "").into_iter().map(|(path, _)| path).collect();
+        let mut listed: Vec<_> = SECTIONS.iter().map(|sections| sections.command.to_owned()).collect();
+        defined.sort();
+        listed.sort();
+        assert_eq!(listed, defined);
+        let mut run = definition::<RunCli>();
+        let help = run.render_help().to_string();
+        assert!(help.contains("\nExit status:\n") && help.contains("\nExamples:\n  pagelift run -- "), "{help}");
+    }
+
+    #[test]
+    fn each_example_is_a_command_line() {
+        for sections in SECTIONS {
+            for (example, meaning) in sections.examples {
+                assert!(example.starts_with(&format!("pagelift {}", sections.command)), "{example}");
+                assert!(example.len() <= 78 && meaning.len() <= 74, "wider than a terminal: {example}: {meaning}");
+                let words = example.split(' ').take_while(|word| *word != ">").map(OsString::from);
+                match parse::<Cli>(words) {
+                    Ok(_) => {}
+                    // No program of that name runs here.
+                    Err(error)
+                        if error.kind() == ErrorKind::ValueValidation
+                            && error.to_string().contains("no process runs") => {}
+                    Err(error) => panic!("{example}: {error}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sections_are_found_by_their_headings() {
+        let found = headed("A note: it\nis long.\n\nExit status:\n  0  fine:\n\nExamples:\n  x");
+        let headings: Vec<_> = found.iter().map(|(heading, _)| heading.as_str()).collect();
+        assert_eq!(headings, ["NOTES", "EXIT STATUS", "EXAMPLES"]);
+        assert_eq!(found[1].1, ["  0  fine:", ""]);
+    }
+}

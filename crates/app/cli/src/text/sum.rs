@@ -1,0 +1,130 @@
+//! The sum of the lifts of `run --only`; pure.
+
+use address_space::format_bytes;
+use session::LiftReport;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Outcomes of the processes that `--only` names.
+#[derive(Debug, Default)]
+pub struct Sum {
+    /// Names of programs whose first process has had its line; true if a lifted one has. A link to a front end, which has nothing
+    /// to lift, can have the name of the program that it executes.
+    names: BTreeMap<String, bool>,
+    /// Processes whose lines were held back.
+    held: BTreeSet<i32>,
+    processes: u64,
+    bytes: u64,
+    postponed: u64,
+    not_lifted: u64,
+    /// Outcome of the first process that was not lifted.
+    first_not_lifted: Option<String>,
+    /// The sum was printed: outcomes are printed one by one from then on.
+    is_over: bool,
+}
+
+impl Sum {
+    /// Adds an outcome. Returns true if its line is part of the sum, and not to be printed.
+    pub fn add(&mut self, report: &LiftReport) -> bool {
+        self.count(report.pid, &report.program, report.lift.covered_bytes, report.postponed.is_some(), || report.line())
+    }
+
+    fn count(&mut self, pid: i32, name: &str, bytes: u64, postponed: bool, line: impl FnOnce() -> String) -> bool {
+        self.processes += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.postponed += u64::from(postponed);
+        let is_lifted = bytes > 0 || postponed;
+        if !is_lifted {
+            self.not_lifted += 1;
+            self.first_not_lifted.get_or_insert_with(line);
+        }
+        let before = self.names.insert(name.to_owned(), is_lifted);
+        let is_first = before.is_none_or(|before| is_lifted && !before);
+        self.names.entry(name.to_owned()).and_modify(|lifted| *lifted |= before == Some(true));
+        let is_held = !is_first && !self.is_over;
+        if is_held {
+            self.held.insert(pid);
+        }
+        is_held
+    }
+
+    /// True if the line of a process was held back.
+    pub fn holds(&self, pid: i32) -> bool {
+        self.held.contains(&pid)
+    }
+
+    /// Ends the sum. Returns its line; `None` if it has nothing new.
+    pub fn end(&mut self, only: &[String]) -> Option<String> {
+        self.is_over = true;
+        if self.processes == 0 {
+            return Some(format!("pagelift: no program named {} was started", only.join(" or ")));
+        }
+        if self.held.is_empty() {
+            return None;
+        }
+        let names: Vec<&str> = self.names.keys().map(String::as_str).collect();
+        let (processes, bytes) = (self.processes, format_bytes(self.bytes));
+        let mut line = format!("pagelift: {}: {processes} processes, {bytes} on huge pages in all", names.join(", "));
+        if self.postponed > 0 {
+            line += &format!(", {} with more to come when they had used CPU time", self.postponed);
+        }
+        if self.not_lifted > 0 {
+            line += &format!(", {} not lifted", self.not_lifted);
+        }
+        if let Some(first) = &self.first_not_lifted {
+            line += &format!(", the first: {}", first.strip_prefix("pagelift: ").unwrap_or(first));
+        }
+        Some(line + " (--each prints a line for each)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn sum(processes: &[(&str, u64, bool)]) -> (Vec<bool>, Sum) {
+        let mut sum = Sum::default();
+        let mut pid = 100;
+        let add = |&(name, bytes, postponed): &(&str, u64, bool)| {
+            pid += 1;
+            sum.count(pid, name, bytes, postponed, || format!("pagelift: {name}[{pid}]: nothing lifted: small"))
+        };
+        let held = processes.iter().map(add).collect();
+        (held, sum)
+    }
+
+    #[test]
+    fn the_first_of_each_name_has_a_line_and_the_others_are_summed() {
+        let (held, mut sum) = sum(&[
+            ("cc1", 8 * MIB, false),
+            ("as", 0, false),
+            ("cc1", 8 * MIB, false),
+            ("as", 0, false),
+            ("cc1", 0, true),
+        ]);
+        assert_eq!(held, [false, false, true, true, true]);
+        assert!(sum.holds(103) && !sum.holds(101));
+        let line = sum.end(&["cc1".to_owned(), "as".to_owned()]).unwrap();
+        let expected = "pagelift: as, cc1: 5 processes, 16.0 MiB on huge pages in all, 1 with more to come when they had used CPU \
+                        time, 2 not lifted, the first: as[102]: nothing lifted: small (--each prints a line for each)";
+        assert_eq!(line, expected);
+        assert!(!sum.count(106, "cc1", MIB, false, String::new), "lines come back after the sum");
+    }
+
+    #[test]
+    fn the_first_that_is_lifted_has_a_line_after_a_front_end() {
+        let (held, _) =
+            sum(&[("rustc", 0, false), ("rustc", 8 * MIB, false), ("rustc", 0, false), ("rustc", MIB, false)]);
+        assert_eq!(held, [false, false, true, true]);
+    }
+
+    #[test]
+    fn what_was_printed_needs_no_sum_and_what_never_came_is_reported() {
+        let (_, mut one) = sum(&[("cc1", MIB, false), ("as", MIB, false)]);
+        assert_eq!(one.end(&["cc1".to_owned()]), None);
+        let mut none = Sum::default();
+        let names = ["cc1".to_owned(), "as".to_owned()];
+        assert_eq!(none.end(&names).unwrap(), "pagelift: no program named cc1 or as was started");
+    }
+}
