@@ -25,7 +25,10 @@ generated   = target/generated
 
 # Models, plans and the simulated kernel, and the rules of the architecture.
 pure        = address-space options lift-plan lift-execution heap-abi machine-facts process-view measure \
-              bench-record bench-report elf-alignment health heap-cures pools service-units shootdowns tlb-model walk-counters
+              bench-report health pools service-units shootdowns estimate
+# Crates of which only some tests are pure or simulated, and the names of these tests.
+partly_pure = heap-choice page-cache translation
+pure_tests  = --lib --test relayout --test perf_files
 
 .PHONY: all build rust check test compatibility machines machine-files mutants suites demo bench results install uninstall deb rpm reproducible lint \
         dependencies clean help
@@ -96,6 +99,7 @@ mutants: rust
 
 check: lint
 	$(CARGO) test --locked --quiet $(pure:%=-p %)
+	$(CARGO) test --locked --quiet $(partly_pure:%=-p %) $(pure_tests)
 	$(CARGO) test --locked --quiet -p pagelift-tests --test architecture
 
 suites: build
@@ -124,7 +128,7 @@ estimates: build
 lint: rust
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --locked -p pagelift-tests --test suites -- -D warnings
+	$(CARGO) clippy --locked --workspace --test suites -- -D warnings
 
 # Licences, origins and known vulnerabilities of the crates that Pagelift is built from.
 dependencies: rust
@@ -152,11 +156,14 @@ install:
 	install -m 644 $(release)/third-party.txt $(docdir)/THIRD-PARTY.txt
 	install -m 644 $(release)/third-party-libpagelift.txt $(docdir)/THIRD-PARTY-libpagelift.txt
 	install -D -m 644 packaging/examples/cache.conf $(exampledir)/cache.conf
+	install -d $(exampledir)/agent.d
+	install -m 644 packaging/examples/agent.d/*.toml $(exampledir)/agent.d
 	install -D -m 644 examples/c/lift_yourself.c $(exampledir)/c/lift_yourself.c
+	install -D -m 644 examples/c/advise_a_file.c $(exampledir)/c/advise_a_file.c
 	install -D -m 644 examples/c++/lift_yourself.cc $(exampledir)/c++/lift_yourself.cc
 	install -D -m 644 examples/c++/CMakeLists.txt $(exampledir)/c++/CMakeLists.txt
 	install -d $(unitdir)
-	for unit in pagelift-cache.service pagelift-cache-lock.service; do \
+	for unit in pagelift-agent.service pagelift-cache.service pagelift-cache-lock.service; do \
 		sed 's|@PREFIX@|$(PREFIX)|g' packaging/systemd/$$unit.in >$(unitdir)/$$unit && chmod 644 $(unitdir)/$$unit || exit 1; \
 	done
 	install -m 644 packaging/systemd/pagelift-cache.timer $(unitdir)
@@ -174,7 +181,7 @@ reproducible:
 uninstall:
 	@# Services that it lifts start by themselves afterwards. Below DESTDIR no program of this machine's services lies.
 	@if [ -z "$(DESTDIR)" ] && [ -x $(bindir)/pagelift ]; then $(bindir)/pagelift disable --all --of-this-program; fi
-	rm -f $(unitdir)/pagelift-cache.service $(unitdir)/pagelift-cache-lock.service $(unitdir)/pagelift-cache.timer
+	rm -f $(unitdir)/pagelift-agent.service $(unitdir)/pagelift-cache.service $(unitdir)/pagelift-cache-lock.service $(unitdir)/pagelift-cache.timer
 	rm -f $(bindir)/pagelift $(mandir)/pagelift.1 $(mandir)/pagelift-*.1
 	rm -f $(bashdir)/pagelift $(zshdir)/_pagelift $(fishdir)/pagelift.fish
 	rm -rf $(libexecdir) $(docdir)

@@ -6,8 +6,9 @@
 
 use crate::page::Marks;
 use anyhow::{Context, Result, bail, ensure};
+use bench::record::read;
 use clap::Args;
-use experiment::record::{Record, read};
+use measure::record::Record;
 use measure::statistics::median;
 use measure::toggle::Finding;
 use nix::sys::resource::{UsageWho, getrusage};

@@ -6,9 +6,10 @@
 mod page;
 
 use anyhow::{Context, Result, ensure};
+use bench::record::read;
 use bench_report::words;
-use experiment::record::{Design, Record, read};
 use measure::machine::PoolFacts;
+use measure::record::{Design, Record};
 use page::Marks;
 use process_view::quoted;
 use std::collections::BTreeSet;
@@ -160,7 +161,7 @@ fn cell(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use experiment::record::{Event, Header, TimedBlock};
+    use measure::record::{Event, Header, TimedBlock};
     use measure::toggle::{Blocks, Measured, Per, Treatment, Window};
 
     fn record(gain: f64) -> Record {
