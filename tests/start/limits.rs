@@ -93,7 +93,7 @@ fn pool() -> Vec<Test> {
             let (output, hugetlb, thp) =
                 survives(t, "start/pie_by_default.c", &[], &["--pages", "hugetlb", "--lift", "text,rodata"])?;
             ensure!(hugetlb + thp == 0, "{hugetlb} + {thp} bytes are on huge pages");
-            says(&output, &["nothing lifted", "nr_hugepages"])
+            says(&output, &["nothing lifted", "pool reserve"])
         }),
         test_case("pool/empty_and_auto_takes_thp", pool_of(0), |t| {
             let (_, hugetlb, thp) = survives(t, "start/pie_by_default.c", &[], &[])?;
@@ -103,7 +103,7 @@ fn pool() -> Vec<Test> {
         test_case("pool/too_small", pool_of(6 << 20), |t| {
             let (output, hugetlb, _) = survives(t, "start/pie_by_default.c", &[], &["--pages", "hugetlb"])?;
             ensure!(hugetlb > 0 && hugetlb <= 6 << 20, "{hugetlb} bytes from a pool of 6 MiB");
-            says(&output, &["nr_hugepages"])?;
+            says(&output, &["pool reserve"])?;
             ensure!(t.pool()?.free()? == t.pool()?.pages(), "pages are lost");
             Ok(())
         }),
@@ -129,7 +129,7 @@ fn pool() -> Vec<Test> {
             let program = Program::named("start/pie_by_default.c")?.command()?;
             let output = t.run(t.lifted(&["--pages", "hugetlb", "--require"], &program)?)?;
             ensure!(output.ending == Ending::Exit(125) && output.stdout.is_empty(), "it ran: {output:?}");
-            says(&output, &["nr_hugepages"])
+            says(&output, &["pool reserve"])
         }),
         test_case("pool/require_with_enough", pool_of(64 << 20), |t| {
             survives(t, "start/pie_by_default.c", &[], &["--pages", "hugetlb", "--require"]).map(drop)

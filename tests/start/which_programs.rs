@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         test_case("files/removed_at_the_start", gcc(), |t| loses_its_file(t, false)),
         test_case("files/replaced_at_the_start", gcc(), |t| loses_its_file(t, true)),
         test_case("descendants/only_through_every_kind_of_start", gcc(), only_through_every_start),
+        test_case("descendants/only_reports_a_name_that_never_came", vec![], only_reports_a_name_that_never_came),
         test_case("descendants/only_leaves_others_alone", gcc(), only_leaves_others),
         test_case("descendants/only_means_links_too", gcc(), only_means_links_too),
         test_case("descendants/only_passes_a_front_end", gcc(), only_passes_a_front_end),
@@ -71,6 +72,16 @@ fn main() -> ExitCode {
             [with(Need::Command("chrt".into())), vec![Need::File(LINKER.into())]].concat(),
             linker_outruns_its_helper,
         ),
+        test_case("by_the_dynamic_linker", [gcc(), vec![Need::File(LINKER.into())]].concat(), |t| {
+            let mut command = Command::new(pagelift_binary()?);
+            command.args(["run", "--pages", "thp", "--", LINKER]);
+            command.arg(Program::named("start/pie_by_default.c")?.build()?);
+            // AT_ENTRY is the entry of the program that the linker loads by itself.
+            let output = look_at(t, command, |_| Ok(()))?.success()?;
+            let is_lifted = |line: &&str| line.contains(" on 2 MiB pages (thp)") && !line.contains(": 0 B of");
+            ensure!(output.own_lines().iter().any(is_lifted), "{:?}", output.own_lines());
+            Ok(())
+        }),
         test_case("containers/without_proc", with(Need::Command("unshare".into())), without_proc),
         test_case("containers/own_user_namespace", with(Need::Command("unshare".into())), user_namespace),
         test_case("bases/stay_random", gcc(), bases_stay_random),
@@ -178,7 +189,8 @@ fn ordinary_user(t: &Context) -> Result<()> {
     let program = installed(t, "start/pie_by_default.c", 0, 0o755)?;
     let pagelift = public_pagelift(t)?;
     for pages in ["auto", "thp"] {
-        let words = [&pagelift, Path::new("run"), Path::new("--pages"), Path::new(pages), Path::new("--"), &program];
+        let options = ["run", "--pages", pages, "--start-cost", "any", "--"].map(Path::new);
+        let words = [&[pagelift.as_path()][..], &options, &[&program]].concat();
         let output =
             look_at(t, as_user(NOBODY, &words), |view| everything_is_lifted(view, |_| Source::Thp))?.success()?;
         ensure!(output.own_lines().len() == 1, "not one line: {}", output.stderr);
@@ -266,7 +278,8 @@ fn only_through_every_start(t: &Context) -> Result<()> {
     let program = Program::named("start/pie_by_default.c")?.build()?;
     let mut plain = Command::new(starter);
     plain.arg(&program);
-    let lifted = t.lifted(&["--pages", "thp", "--only", "pie_by_default,no_such_program"], &plain)?;
+    let only = ["--pages", "thp", "--only", "pie_by_default,no_such_program"];
+    let (lifted, summed) = (t.lifted(&[&only[..], &["--each"]].concat(), &plain)?, t.lifted(&only, &plain)?);
     let plain = t.run(plain)?.success()?;
     let lifted = t.run(lifted)?.success()?;
     ensure!(plain.stdout == lifted.stdout, "plain\n{}\nlifted\n{}", plain.stdout, lifted.stdout);
@@ -274,6 +287,24 @@ fn only_through_every_start(t: &Context) -> Result<()> {
     let lines = lifted.own_lines();
     let of_program = lines.iter().filter(|line| line.contains("pie_by_default[") && line.contains(" MiB on ")).count();
     ensure!(of_program == 6 && lines.len() == 6, "six lifts were due:\n{}", lines.join("\n"));
+    // The starter waits for all six, so that its end is the last event.
+    let summed = t.run(summed)?.success()?;
+    let lines = summed.own_lines();
+    let sum = lines.last().context("no line")?;
+    ensure!(lines.len() == 2 && lines[0].contains("pie_by_default[") && lines[0].contains(" MiB on "), "{lines:?}");
+    ensure!(sum.contains("pie_by_default: 6 processes, ") && sum.contains(" MiB on huge pages in all"), "{lines:?}");
+    Ok(())
+}
+
+/// A name that nothing has is reported when the command ends.
+fn only_reports_a_name_that_never_came(t: &Context) -> Result<()> {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "true; exit 3"]);
+    let output = t.run(t.lifted(&["--only", "no_such_program"], &shell)?)?;
+    ensure!(output.ending == Ending::Exit(3), "{output:?}");
+    ensure!(output.own_lines() == ["pagelift: no program named no_such_program was started"], "{output:?}");
+    let quiet = t.run(t.lifted(&["--quiet", "--only", "no_such_program"], &shell)?)?;
+    ensure!(quiet.own_lines().is_empty(), "{quiet:?}");
     Ok(())
 }
 
@@ -329,7 +360,7 @@ fn only_means_links_too(t: &Context) -> Result<()> {
         shell.args(["-c", &format!("{}; exit $?", executed.display())]);
         let output = t.run(t.lifted(&["--pages", "thp", "--only", only], &shell)?)?.success()?;
         let lines = output.own_lines();
-        let lifted = lines.len() == 1 && lines[0].contains("pie_by_default[") && lines[0].contains(" MiB on ");
+        let lifted = lines.len() == 1 && lines[0].contains("served_by_link[") && lines[0].contains(" MiB on ");
         ensure!(lifted, "--only {only}: {lines:?}");
     }
     Ok(())
