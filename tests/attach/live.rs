@@ -55,6 +55,7 @@ fn main() -> ExitCode {
     tests.push(test_case("refused_with_a_reason", vec![Need::Root, Need::Command("strace".into())], refused));
     let needs = vec![Need::Root, Need::Thp, Need::Machine("x86_64".into())];
     tests.push(test_case("the_code_of_the_lift_lies_in_the_range", needs, over_own_code));
+    tests.push(test_case("a_heap_that_shrinks_meanwhile", vec![Need::Root, Need::Thp], shrinking_heap));
     tests.push(test_case("all_of_a_name", vec![Need::Root, Need::Thp], all_of_a_name));
     tests.push(test_case("plan_only", vec![Need::Root, Need::Thp], plan_only));
     main_of(tests)
@@ -112,6 +113,16 @@ fn alternate(t: &Context, pages: &str) -> Result<()> {
         }
     }
     ensure!(process_field(session.pid(), "TracerPid").as_deref() == Some("0"), "it is still traced");
+    end(t, session)
+}
+
+/// Memory that the program itself gives back during a lift is no fault of the lift.
+fn shrinking_heap(t: &Context) -> Result<()> {
+    let session = begin(t, Program::named("attach/shrinks_its_heap.c")?.command()?)?;
+    for _ in 0..25 {
+        let said = pagelift(t, &["attach", "--pages", "thp", &session.pid().to_string()])?;
+        ensure!(!said.contains("FAULT"), "{said}");
+    }
     end(t, session)
 }
 

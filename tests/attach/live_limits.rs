@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         test_case("in_a_frozen_cgroup", needs(), frozen),
         test_case("whose_elf_header_lies_among_large_data", needs(), header_among_data),
         test_case("whose_short_name_is_cut_inside_a_letter", needs(), cut_name),
+        test_case("two_processes_below_one_limit_of_memory", needs(), one_limit),
         test_case("with_its_file_outside_of_its_new_root", needs(), locked_in_by_chroot),
         test_case(
             "with_its_file_forbidden_by_landlock",
@@ -251,7 +252,8 @@ fn another_user(t: &Context) -> Result<()> {
     let mut attach = t.pagelift(&["attach", "--pages", "thp", &session.pid().to_string()])?;
     attach.uid(NOBODY).gid(NOBODY).current_dir("/");
     let attach = t.run(attach)?;
-    ensure!(attach.ending == Ending::Exit(125) && attach.stderr.contains("own user"), "{}", attach.stderr);
+    let fix = format!("run `sudo pagelift attach {}`", session.pid());
+    ensure!(attach.ending == Ending::Exit(125) && attach.stderr.contains(&fix), "{}", attach.stderr);
     end(session)?;
     let mut command = program.command()?;
     command.uid(NOBODY).gid(NOBODY).current_dir("/");
@@ -402,6 +404,28 @@ fn header_among_data(t: &Context) -> Result<()> {
             check(&session, 0)?;
         }
         end(session)?;
+    }
+    Ok(())
+}
+
+/// `--max-memory` is for all processes of a command together: it suffices for the constants of one.
+fn one_limit(t: &Context) -> Result<()> {
+    let name = "limited_twins";
+    let program = t.folder().join(name);
+    copy_program(t, &Program::named("start/computes_until_told.c")?.build()?, &program)?;
+    let twins = [t.session(Command::new(&program))?, t.session(Command::new(&program))?];
+    for twin in &twins {
+        twin.wait_for_line("ready")?;
+    }
+    let most = 16_u64 << 20;
+    let words = ["attach", "--pages", "thp", "--lift", "rodata", "--max-memory", "16M", "--all", name];
+    let output = pagelift(t, &words, None)?.success()?;
+    let huge = twins.iter().map(|twin| Ok(View::of(twin.pid())?.huge_bytes())).collect::<Result<Vec<u64>>>()?;
+    ensure!(huge.iter().sum::<u64>() <= most, "{huge:?} bytes are huge: {}", output.stderr);
+    ensure!(huge.iter().any(|bytes| *bytes > 0), "{huge:?} bytes are huge: {}", output.stderr);
+    for mut twin in twins {
+        twin.send("\n")?;
+        twin.finish()?.success()?;
     }
     Ok(())
 }

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     let mut tests: Vec<Test> = Vec::new();
     for kind in ["anon", "jit"] {
         tests.push(test_case(format!("lifted/{kind}"), needs(), move |t| lifted(t, kind)));
+        tests.push(test_case(format!("filled_later/{kind}"), needs(), move |t| filled_later(t, kind)));
         for how in ["writes", "restless"] {
             tests.push(test_case(format!("{how}_meanwhile/{kind}"), needs(), move |t| changed(t, kind, how)));
         }
@@ -105,6 +106,8 @@ fn huge_bytes(pid: u32) -> Result<u64> {
 fn lifted(t: &Context, kind: &str) -> Result<()> {
     let (session, all) = (holder(t, kind, "full")?, BLOCKS * huge()?);
     let pid = session.pid();
+    let offered = format!("`--lift {kind}` up to ");
+    ensure!(offers(t, pid)?.iter().all(|said| said.contains(&offered)), "{:?}", offers(t, pid)?);
     let (output, report) = lift(t, kind, pid, &["--require"])?;
     let said = output.success()?.stderr;
     let noun = if kind == "anon" { "anonymous memory" } else { "generated code" };
@@ -116,9 +119,34 @@ fn lifted(t: &Context, kind: &str) -> Result<()> {
     ensure!(found == [all; 2] && number(segment, "data")? >= all && number(segment, "huge_before")? == 0, "{segment}");
     ensure!(number(segment, "adds")? == 0 && number(segment, "filled")? == 0, "{segment}");
     ensure!(huge_bytes(pid)? == all, "smaps shows {}", huge_bytes(pid)?);
+    ensure!(!offers(t, pid)?.iter().any(|said| said.contains(&offered)), "{:?}", offers(t, pid)?);
     let again = lift(t, kind, pid, &[])?.1;
     ensure!(number(&again["segments"][0], "huge_before")? == all, "{again}");
     end(t, session)
+}
+
+/// The lines in which other commands say what would be added: the same for one state.
+fn offers(t: &Context, pid: u32) -> Result<[String; 3]> {
+    let pid = pid.to_string();
+    let [inspect, doctor, attach] =
+        [&["inspect", &pid][..], &["doctor", "--json", &pid], &["attach", &pid]].map(|words| pagelift(t, words));
+    let doctor: Value = serde_json::from_str(&doctor?.stdout)?;
+    let verdict = doctor["verdict"]["summary"].as_str().unwrap_or_default().to_owned();
+    Ok([inspect?.stdout.lines().next().unwrap_or_default().to_owned(), verdict, attach?.success()?.stderr])
+}
+
+/// Each kind by its own glances.
+fn filled_later(t: &Context, kind: &str) -> Result<()> {
+    let (mut session, all) = (holder(t, kind, "later")?, BLOCKS * huge()?);
+    let pid = session.pid();
+    let watcher = t.session(t.pagelift(&["attach", "--watch", "--lift", kind, &pid.to_string()])?)?;
+    watcher.wait_for_stderr(" on huge pages, ")?;
+    session.send("\n")?;
+    session.wait_for_line("ready")?;
+    poll_until(BOUND, "what was filled later to be lifted", || huge_bytes(pid).is_ok_and(|huge| huge == all))?;
+    end(t, session)?;
+    watcher.finish()?.success()?;
+    Ok(())
 }
 
 /// The contents are checked by the program.
@@ -271,7 +299,7 @@ fn words(t: &Context) -> Result<()> {
     let json: Value = serde_json::from_str(&fs::read_to_string(&report)?)?;
     ensure!(json["shared"].is_object() && json["anon"].is_object() && json["jit"].is_object(), "{json}");
     let started = pagelift(t, &["run", "--lift", "jit", "--", "true"])?;
-    ensure!(started.stderr.contains("invalid value 'jit' for '--lift <KINDS>'"), "{}", started.stderr);
+    ensure!(started.stderr.contains("generated code is lifted in place as it fills"), "{}", started.stderr);
     let file = pagelift(t, &["inspect", "--lift", "anon", "/bin/true"])?;
     ensure!(file.stderr.contains("is no process, and has no anonymous memory"), "{}", file.stderr);
     end(t, session)

@@ -159,6 +159,11 @@ fn forks() -> Vec<Test> {
             ensure!(output.stdout == "forked 60, locked often\n", "{}", output.stdout);
             Ok(())
         }),
+        test_case("locks_are_held_for_longer_than_a_fork_waits/thp", gcc(), |t| {
+            let output = run(t, "forks_while_a_holder_is_stopped.c", &[], &THP)?;
+            ensure!(output.stdout == "forked 6\n", "{}", output.stdout);
+            Ok(())
+        }),
         test_case("a_library_locks_around_forks/thp", gcc(), |t| {
             run(t, "forks_below_a_librarys_lock.c", &["1000"], &THP).map(drop)
         }),

@@ -30,6 +30,12 @@ fn main() -> ExitCode {
         test_case("address_space/from_the_start/data", thp(&["prlimit"]), |t| {
             frees(t, &["prlimit", "--data=1073741824"], "is-free")
         }),
+        test_case("address_space/a_hopeless_block/no_limit", thp(&[]), |t| frees(t, &[], "hopeless")),
+        test_case("address_space/a_hopeless_block/as", thp(&["prlimit"]), |t| {
+            frees(t, &["prlimit", "--as=1073741824"], "hopeless")
+        }),
+        test_case("address_space/as_many_mappings_as_may_be", thp(&[]), |t| frees(t, &[], "mappings")),
+        test_case("address_space/large_blocks_after_small_ones", thp(&["prlimit"]), after_small_ones),
         test_case(
             "address_space/a_kernel_that_never_overcommits",
             [thp(&["unshare"]), vec![Need::Root]].concat(),
@@ -50,6 +56,17 @@ fn frees(t: &Context, before: &[&str], word: &str) -> Result<()> {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).arg(word);
     let options = [&THP[..], &["--only", "frees_under_a_limit"]].concat();
+    let output = t.run(t.lifted(&options, &command)?)?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+    Ok(())
+}
+
+/// Memory of small blocks that were freed serves large blocks, and small ones again.
+fn after_small_ones(t: &Context) -> Result<()> {
+    let program = Program::named("heap/large_blocks_after_small_ones.c")?.build()?;
+    let mut command = Command::new("prlimit");
+    command.arg("--as=1073741824").arg(program);
+    let options = [&THP[..], &["--only", "large_blocks_after_small_ones"]].concat();
     let output = t.run(t.lifted(&options, &command)?)?;
     ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
     Ok(())
@@ -119,14 +136,14 @@ fn pages_within(t: &Context, group: &ControlGroup, page: PageSize, allowed: u64)
             output.stderr.contains("a cgroup allows no more pages") && output.stderr.contains(&needed),
             "{output:?}"
         );
-        ensure!(!output.stderr.contains("nr_hugepages"), "{output:?}");
+        ensure!(!output.stderr.contains("pool reserve"), "{output:?}");
         let library = test_support::pagelift_binary()?.with_file_name("libpagelift_heap.so");
         let words = format!("PAGELIFT=heap={} only=seq", page.bytes());
         let mut seq = Command::new("env");
         seq.arg(format!("LD_PRELOAD={}", library.display())).args([&*words, "seq", "1"]);
         let output = t.run(group.around(&seq))?.success()?;
         let said = output.stderr;
-        ensure!(said.contains("hugetlb limit") && !said.contains("nr_hugepages"), "from inside: {said}");
+        ensure!(said.contains("hugetlb limit") && !said.contains("pool reserve"), "from inside: {said}");
     }
     let holder = Program::named("heap/threads_hold_a_little.c")?.command()?;
     let mut session = t.session(group.around(&t.lifted(&[&*option, &*reserve], &holder)?))?;

@@ -214,7 +214,9 @@ fn bystander(t: &Context, compiler: &[&str]) -> Result<PathBuf> {
 /// A program that preloads the library executes others by each function, with words in registers and on the stack.
 fn by_every_function(t: &Context) -> Result<()> {
     let mut command = Command::new(Program::named("heap/executes_by_every_function.c")?.build()?);
-    command.arg(bystander(t, &["gcc", "-fsanitize=address"])?).env("ASAN_OPTIONS", "detect_leaks=0");
+    let folder = t.folder().join("pipes");
+    std::fs::create_dir(&folder)?;
+    command.arg(bystander(t, &["gcc", "-fsanitize=address"])?).arg(folder).env("ASAN_OPTIONS", "detect_leaks=0");
     for options in [&["--only", "nobody", "--via", "preload"][..], &["--via", "preload"]] {
         let output = t.run(t.lifted(options, &command)?)?;
         ensure!(output.ending == Ending::Exit(0), "{options:?}: {:?}: {}", output.ending, output.stderr);

@@ -396,7 +396,7 @@ fn unused(t: &Context) -> Result<()> {
     ensure!(!gc(&[])?, "an image that nobody has used for 40 days stays");
     let image = store.add(t, &file)?;
     last_used(t, &image, 40)?;
-    ensure!(gc(&["--unused-days", "50"])?, "an image that was used 40 days ago is removed for not being used for 50");
+    ensure!(gc(&["--unused-for", "50d"])?, "an image that was used 40 days ago is removed for not being used for 50");
     // A process that maps it uses it, however long ago that began.
     let (command, _) = image.mapper(&file)?;
     let mut session = t.session(command)?;

@@ -81,7 +81,7 @@ fn private_file(t: &Context) -> Result<()> {
         ensure!(output.stdout.starts_with("open: Permission denied"), "{}", output.stdout);
     }
     let list = as_nobody(t, store.command(t, "list", &[])?)?.success()?;
-    ensure!(list.stdout.contains("2 images are for root only") && !list.stdout.contains("hidden"), "{}", list.stdout);
+    ensure!(list.stdout.contains("2 images for root only") && !list.stdout.contains("hidden"), "{}", list.stdout);
     Ok(())
 }
 

@@ -15,6 +15,7 @@
 //   advised    with MADV_NOHUGEPAGE
 //   off        with PR_SET_THP_DISABLE
 //   pieces     each second page is not mapped
+//   later      the second half is empty, and filled after a first line of input
 //   sparse     a terabyte, of which only the last page holds anything
 //
 // build: gcc -g -O1 -Wall -fPIE -pie -pthread -o $OUT $SRC
@@ -156,7 +157,7 @@ int main(int count, char **words) {
     map();
     size_t blocks = is("sparse") ? 0 : BLOCKS;
     if (is("advised")) need(!madvise(memory, length, MADV_NOHUGEPAGE), "MADV_NOHUGEPAGE");
-    for (size_t block = 0; block < blocks; block++) fill(block);
+    for (size_t block = 0; block < blocks / (is("later") ? 2 : 1); block++) fill(block);
     for (size_t at = huge + page; is("zeros") && at < 2 * huge; at += page)
         need(*(volatile uint64_t *)((char *)memory + at) == 0, "zeros");
     if (is("sparse")) memory[length / sizeof *memory - 1] = 1;
@@ -178,6 +179,10 @@ int main(int count, char **words) {
     if (is("restless")) pthread_create(&threads[running++], NULL, be_restless, NULL);
     if (is("watched")) watch();
     ready();
+    if (is("later")) {
+        for (size_t block = blocks / 2; block < blocks; block++) fill(block);
+        ready();
+    }
     ending = 1;
     while (running > 0) pthread_join(threads[--running], NULL);
     close(begin[1]);

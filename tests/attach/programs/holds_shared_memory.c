@@ -10,6 +10,7 @@
 //   advised   with MADV_NOHUGEPAGE
 //   off       with PR_SET_THP_DISABLE
 //   watched   a userfaultfd waits for its missing pages
+//   later     the second half is empty, and filled after a first line of input
 //   sparse    a terabyte, of which only the last page holds anything
 //   stuck     a thread holds the lock of the file for ever, in a write from memory that nobody delivers
 //
@@ -164,7 +165,7 @@ int main(int count, char **words) {
     map(words[1]);
     if (is("advised")) need(!madvise(memory, length, MADV_NOHUGEPAGE), "MADV_NOHUGEPAGE");
     size_t blocks = is("sparse") ? 0 : BLOCKS;
-    for (size_t block = 0; block < blocks; block++) fill(block);
+    for (size_t block = 0; block < blocks / (is("later") ? 2 : 1); block++) fill(block);
     if (is("sparse")) memory[length / sizeof *memory - 1] = 1;
     int begin[2], shared[2];
     char byte;
@@ -172,7 +173,7 @@ int main(int count, char **words) {
     for (int child = 0; child < CHILDREN; child++) {
         if (fork()) continue;
         close(begin[1]);
-        volatile uint64_t sum = is_the_same(blocks);
+        volatile uint64_t sum = is_the_same(is("later") ? 0 : blocks);
         need(write(shared[1], "x", 1) == 1 && sum <= 1, "write");
         (void)!read(begin[0], &byte, 1);
         _exit(answer(is("restless") ? blocks / 4 * 3 : blocks));
@@ -188,6 +189,10 @@ int main(int count, char **words) {
     pthread_t stuck;
     if (is("stuck")) pthread_create(&stuck, NULL, hold_the_lock, NULL);
     ready();
+    if (is("later")) {
+        for (size_t block = blocks / 2; block < blocks; block++) fill(block);
+        ready();
+    }
     ending = 1;
     while (running > 0) pthread_join(threads[--running], NULL);
     close(begin[1]);
