@@ -1,0 +1,143 @@
+//! Rules with `keep = "if it pays"`, on programs whose gain is known.
+
+use crate::machine::{LONG, Machine, Served};
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::fs;
+use test_support::{Context, poll_until};
+
+/// Steps of a unit of work: about 100 µs.
+const STEPS: u32 = 100_000;
+const LESS: u32 = 88_000;
+fn machine(t: &Context) -> Result<Machine<'_>> {
+    let machine = Machine::new(t, "act", "")?;
+    machine.write_rule_that_keeps("if it pays", "")?;
+    Ok(machine)
+}
+
+/// Imports the measurement that was made three times more, as if it were of other boots and had this decision.
+fn confirmed(t: &Context, machine: &Machine<'_>, decision: &str) -> Result<()> {
+    let exported = machine.run_verdicts(&["export"])?;
+    let mut record: Value = serde_json::from_str(&exported)?;
+    let measurements = record["measurements"].as_array_mut().context("no measurements")?;
+    let first = measurements.first().cloned().context("no measurement")?;
+    measurements.extend(["second", "third", "fourth"].map(|boot| {
+        let mut other = first.clone();
+        other["boot"] = boot.into();
+        other["decision"] = decision.into();
+        other
+    }));
+    let file = t.folder().join("other-machines.jsonl");
+    fs::write(&file, format!("{record}\n"))?;
+    machine.run_verdicts(&["import", &file.display().to_string()]).map(drop)
+}
+
+/// A program that pays is lifted after its measurement; once the verdict is known, others are lifted without one.
+pub fn what_pays(t: &Context) -> Result<()> {
+    let machine = machine(t)?;
+    let served = machine.work(STEPS, LESS)?;
+    let explained = machine.explain(served.pid())?;
+    ensure!(
+        explained.contains("measured first, which takes about") && explained.contains("not been measured here"),
+        "{explained}"
+    );
+    let agent = machine.agent()?;
+    agent.wait_for_stderr(&format!("measuring costs_less_when_lifted[{}]", served.pid()))?;
+    agent.wait_for_stderr(&format!("measured costs_less_when_lifted[{}]: the lift pays", served.pid()))?;
+    agent.wait_for_stderr(&format!(": lifted costs_less_when_lifted[{}]", served.pid()))?;
+    ensure!(served.huge_bytes()? > 0, "nothing is on huge pages");
+    let status = machine.status()?;
+    ensure!(status["ledger"]["lifts"][0]["progress"]["state"] == "kept", "{status}");
+    ensure!(status["ledger"]["counts"]["measurements"] == 1, "{status}");
+    ensure!(status["ledger"]["counts"]["measured_blocks"].as_u64() >= Some(12), "{status}");
+    confirmed(t, &machine, "keep")?;
+    // One of twenty is measured all the same.
+    let another = loop {
+        let another = machine.work(STEPS, LESS)?;
+        if machine.explain(another.pid())?.contains("ok   lifted without a measurement; a lift pays: 4 measurements") {
+            break another;
+        }
+        another.end()?;
+    };
+    agent.wait_for_stderr(&format!(": lifted costs_less_when_lifted[{}]", another.pid()))?;
+    ensure!(!agent.stderr_so_far().contains(&format!("measured costs_less_when_lifted[{}]", another.pid())));
+    machine.stop(agent)?;
+    served.end()?;
+    another.end()
+}
+
+/// A program that gains nothing is left plain, and so are all others of its build once the verdict is known.
+pub fn what_is_equal(t: &Context) -> Result<()> {
+    let machine = machine(t)?;
+    let served = machine.work(STEPS, STEPS)?;
+    let agent = machine.agent()?;
+    agent.wait_for_stderr(&format!("measured costs_less_when_lifted[{}]", served.pid()))?;
+    agent.wait_for_stderr("; left plain")?;
+    ensure!(served.huge_bytes()? == 0, "it is lifted");
+    machine.wait_for_scans(3)?;
+    let status = machine.status()?;
+    let entry = &status["ledger"]["lifts"][0];
+    ensure!(entry["progress"]["state"] == "restored" && entry["refusal"]["reason"] == "no-gain", "{status}");
+    let explained = machine.explain(served.pid())?;
+    ensure!(explained.contains("state: left plain: measured: "), "{explained}");
+    confirmed(t, &machine, "put-back")?;
+    let another = machine.work(STEPS, STEPS)?;
+    agent.wait_for_stderr(&format!(
+        "not lifted costs_less_when_lifted[{}] by rule \"code\": a lift does not pay",
+        another.pid()
+    ))?;
+    let explained = machine.explain(another.pid())?;
+    ensure!(explained.contains("no   does-not-pay: a lift does not pay: 4 measurements"), "{explained}");
+    let shown = t.run(machine.pagelift(&["status"])?)?.success()?.stdout;
+    let expected = format!("costs_less_when_lifted[{}] left plain: a lift does not pay", another.pid());
+    ensure!(shown.contains(&expected), "{shown}");
+    ensure!(another.huge_bytes()? == 0, "it is lifted");
+    another.end()?;
+    let said = machine.stop(agent)?;
+    ensure!(!said.contains(": lifted "), "{said}");
+    served.end()
+}
+
+/// Waits for a measurement that has lifted the program at least once.
+fn is_measured(machine: &Machine<'_>) -> Result<()> {
+    poll_until(LONG, "a block", || {
+        machine.status().is_ok_and(|status| status["agent"]["measuring"]["blocks"].as_u64() > Some(0))
+    })
+}
+
+fn is_plain(served: &Served) -> Result<()> {
+    ensure!(served.huge_bytes()? == 0, "it is lifted");
+    Ok(())
+}
+
+/// The kill switch, the end of the agent and its crash end a measurement. It is begun again after each.
+pub fn interrupted(t: &Context) -> Result<()> {
+    let machine = machine(t)?;
+    let mut served = machine.work(STEPS, LESS)?;
+    let agent = machine.agent()?;
+    is_measured(&machine)?;
+    fs::write(machine.switch(), "")?;
+    let has_ended = || machine.status().is_ok_and(|status| status["agent"]["measuring"].is_null());
+    poll_until(LONG, "the end of the measurement", has_ended)?;
+    is_plain(&served)?;
+    ensure!(machine.status()?["ledger"]["lifts"] == Value::Array(Vec::new()), "{}", machine.status()?);
+    fs::remove_file(machine.switch())?;
+    is_measured(&machine)?;
+    machine.stop(agent)?;
+    is_plain(&served)?;
+    served.check()?;
+    let agent = machine.agent()?;
+    is_measured(&machine)?;
+    agent.signal(Signal::SIGKILL)?;
+    agent.finish()?;
+    served.check()?;
+    // Without rules, nothing is measured again.
+    machine.write("50-rules.toml", "")?;
+    let agent = machine.agent()?;
+    agent.wait_for_stderr("started")?;
+    is_plain(&served)?;
+    ensure!(machine.status()?["ledger"]["lifts"] == Value::Array(Vec::new()), "{}", machine.status()?);
+    machine.stop(agent)?;
+    served.end()
+}
