@@ -190,7 +190,11 @@ fn before_a_file_is_read(t: &Context) -> Result<()> {
     let name = format!("\"{}\"", file.display());
     let opened = lines.iter().position(|line| line.contains("open") && line.contains(&name) && !line.contains("= -1"));
     let opened = opened.context("the file was not opened")?;
-    let descriptor = lines[opened].rsplit("= ").next().unwrap_or_default().trim();
+    let descriptor_of = |line: &str| line.rsplit("= ").next().unwrap_or_default().trim().to_owned();
+    // The path is opened first, and the file by its descriptor.
+    let by_descriptor = format!("/proc/self/fd/{}\"", descriptor_of(lines[opened]));
+    let opened = lines[opened..].iter().position(|line| line.contains(&by_descriptor)).map_or(opened, |at| opened + at);
+    let descriptor = &descriptor_of(lines[opened]);
     let reads =
         |line: &&str| ["pread64", "read", "readv", "mmap"].iter().any(|call| is_call_on(line, call, descriptor));
     let first = lines[opened..].iter().position(reads).context("the file was not read")? + opened;

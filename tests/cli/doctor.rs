@@ -12,8 +12,8 @@ use std::process::{Command, ExitCode};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use test_support::{
-    Context, ControlGroup, Ending, Limit, Need, Output, Program, Setting, Skipped, default_huge_page, main_of,
-    pagelift_binary, poll_until, test_case,
+    Context, ControlGroup, Ending, Limit, MariadbServer, Need, Output, Program, Setting, Skipped, default_huge_page,
+    main_of, pagelift_binary, poll_until, test_case,
 };
 
 /// Number of the user and the group `nobody`.
@@ -36,12 +36,19 @@ fn main() -> ExitCode {
             switched_off,
         ),
         test_case("an_empty_pool", with(vec![Need::Pool(0), Need::Command("gcc".into())]), empty_pool),
+        test_case("one_state_has_one_verdict", with(vec![Need::Command("gcc".into())]), states),
+        test_case(
+            "mariadb_with_the_pages_that_are_advised",
+            with(vec![Need::Pool(0), Need::Command("mariadbd".into()), Need::Command("mariadb-install-db".into())]),
+            mariadb_on_the_pool,
+        ),
         test_case("tracing_for_root_only", with(vec![Need::File(SCOPE.into())]), tracing),
         test_case("no_executable_copies", [python(), vec![Need::Kernel(6, 3)]].concat(), no_executable_copies),
         test_case("pages_in_use_are_measured", vec![Need::Thp, Need::Command("gcc".into())], pages_in_use),
         test_case("an_ordinary_user_learns_what_root_adds", with(vec![]), ordinary_user),
         test_case("colours_are_for_terminals", vec![Need::Command("script".into())], colours),
         test_case("what_cannot_be_examined_is_said", vec![], mistakes),
+        test_case("the_choice_for_a_heap_is_said_before_the_start", vec![], heap_choice),
     ])
 }
 
@@ -126,9 +133,11 @@ fn pages_in_use(t: &Context) -> Result<()> {
     Ok(())
 }
 
-fn type_in(t: &Context, command: &str) -> Result<()> {
+fn type_in(t: &Context, typed: &str) -> Result<()> {
     let mut shell = Command::new("sh");
-    shell.args(["-c", command]);
+    let pagelift = pagelift_binary()?;
+    let command = typed.strip_prefix("pagelift ").map(|words| format!("'{}' {words}", pagelift.display()));
+    shell.args(["-c", command.as_deref().unwrap_or(typed)]);
     t.run(shell)?.success().map(drop)
 }
 
@@ -207,22 +216,98 @@ fn end(t: &Context, session: test_support::Session, pid: &str) -> Result<()> {
     session.finish().map(drop)
 }
 
+/// The pool is for code that nothing else serves.
 fn empty_pool(t: &Context) -> Result<()> {
     let _alone = alone();
     needs_thp()?;
     let mut session = t.session(Program::named("start/pie_by_default.c")?.command()?)?;
     session.wait_for_line("ready")?;
     let pid = session.pid().to_string();
-    let said = doctor(t, &[&pid])?;
-    let finding = said.finding("pool-pages").with_context(|| format!("no pool in {:#}", said.report))?;
-    ensure!(finding["title"].as_str().is_some_and(|title| title.contains("is empty")), "{finding:#}");
-    let run = said.report["verdict"]["run"].as_str().context("nothing to run")?.to_owned();
-    ensure!(run == format!("pagelift attach {pid}"), "{run}");
-    type_in(t, &fix_of(finding)?)?;
-    ensure!(t.pool()?.free()? > 0, "the pool is still empty");
     doctor(t, &[&pid])?.does_not_find("pool-pages")?;
+    {
+        let _mode = Setting::change(THP_MODE, "never")?;
+        let said = doctor(t, &[&pid])?;
+        let finding = said.finds("pool-pages", "advice", "is empty")?;
+        type_in(t, &fix_of(finding)?)?;
+        ensure!(t.pool()?.free()? > 0, "the pool is still empty");
+        doctor(t, &[&pid])?.does_not_find("pool-pages")?;
+    }
     session.send("\n")?;
     session.finish()?.success().map(drop)
+}
+
+/// Each state of a process in the words of each command that describes it.
+fn states(t: &Context) -> Result<()> {
+    let _alone = alone();
+    needs_thp()?;
+    let mut session = t.session(Program::named("start/pie_by_default.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid().to_string();
+    let mut table = String::new();
+    for (state, command, words) in [
+        ("started", None, "; a lift would add "),
+        ("attached", Some("attach"), "; a lift would add nothing"),
+        ("detached", Some("detach"), "; a lift would add "),
+    ] {
+        if let Some(command) = command {
+            t.run(t.pagelift(&[command, &pid])?)?.success()?;
+        }
+        let first = |command: &str| -> Result<String> {
+            let output = t.run(t.pagelift(&[command, &pid])?)?;
+            Ok(output.stdout.lines().next().unwrap_or_default().to_owned())
+        };
+        let (status, inspect, doctor) = (first("status")?, first("inspect")?, doctor(t, &[&pid])?);
+        let verdict = doctor.report["verdict"]["summary"].as_str().unwrap_or_default().to_owned();
+        table += &format!("{state:9} status   {status}\n{:9} inspect  {inspect}\n{:9} doctor   {verdict}\n", "", "");
+        // The program's own memory may change by a page between two commands, what is huge does not.
+        let huge =
+            |text: &str| text.split(": ").find_map(|part| part.split_once(" of ").map(|(huge, _)| huge.to_owned()));
+        let same = huge(&status);
+        ensure!(same.is_some() && same == huge(&inspect) && same == huge(&verdict), "{table}");
+        ensure!(inspect.contains(words) && verdict.contains(words), "{state}: {words}\n{table}");
+        let says_nothing = words.ends_with("nothing");
+        ensure!(doctor.report["verdict"]["run"].is_null() || !says_nothing, "{:#}", doctor.report["verdict"]);
+        let added =
+            |text: &str| text.split_once("a lift would add ").map(|(_, rest)| rest.chars().take(7).collect::<String>());
+        ensure!(added(&inspect) == added(&verdict), "{table}");
+    }
+    t.note(&table);
+    session.send("\n")?;
+    session.finish()?.success().map(drop)
+}
+
+/// The pages come from the server's settings: with the number that is advised it does not fall back.
+fn mariadb_on_the_pool(t: &Context) -> Result<()> {
+    let _alone = alone();
+    let mut server = MariadbServer::prepare(t, "doctor")?;
+    let command = || {
+        let mut command = server.command();
+        command.args(["--large-pages", "--key-buffer-size=8M", "--aria-pagecache-buffer-size=8M"]);
+        command.arg("--innodb-log-buffer-size=2M");
+        command
+    };
+    let command = [command(), command()];
+    let [first, second] = command;
+    server.start(first, Duration::from_secs(120))?;
+    let pid = server.started_pid()?.to_string();
+    let said = doctor(t, &[&pid])?;
+    let finding = said.finds("own-pages", "advice", "fell back to base pages")?;
+    let fix = fix_of(finding)?;
+    // 64 MiB, 8, 8 and twice 2, on pages of 2 MiB.
+    ensure!(default_huge_page()?.bytes() != 2 << 20 || fix == "pagelift pool reserve 2M:42", "{fix}");
+    ensure!(
+        finding["wanted"].as_str().is_some_and(|text| text.contains("innodb_buffer_pool_size 64.0 MiB")),
+        "{finding:#}"
+    );
+    said.does_not_find("pool-pages")?;
+    type_in(t, &fix)?;
+    doctor(t, &[&pid])?.finds("own-pages", "advice", "fell back to base pages")?;
+    server.shut_down()?;
+    server.start(second, Duration::from_secs(120))?;
+    let pid = server.started_pid()?.to_string();
+    let now = doctor(t, &[&pid])?;
+    now.does_not_find("own-pages")?;
+    server.shut_down()
 }
 
 fn tracing(t: &Context) -> Result<()> {
@@ -259,9 +344,7 @@ fn ordinary_user(t: &Context) -> Result<()> {
     let mut command = t.pagelift(&["doctor", &pid])?;
     command.uid(NOBODY).gid(NOBODY).current_dir("/");
     let output = t.run(command)?;
-    for words in
-        ["[root]", &format!("run     sudo pagelift doctor {pid}"), "only root, or its own user, may look into sleep"]
-    {
+    for words in ["[root]", &format!("pagelift doctor {pid}"), "only root, or its own user, may look into sleep"] {
         ensure!(output.stdout.contains(words), "no {words} in\n{}", output.stdout);
     }
     ensure!(output.stderr.is_empty() && !output.stdout.contains('\u{1b}'), "{}{}", output.stderr, output.stdout);
@@ -281,6 +364,24 @@ fn colours(t: &Context) -> Result<()> {
     let (coloured, plain) = (on_terminal("")?, on_terminal("1")?);
     ensure!(coloured.contains("\u{1b}[1mVerdict"), "{coloured:?}");
     ensure!(plain.contains("Verdict") && !plain.contains('\u{1b}'), "{plain:?}");
+    Ok(())
+}
+
+/// What `run --heap=auto` prints, `doctor` has printed before.
+fn heap_choice(t: &Context) -> Result<()> {
+    let _alone = alone();
+    let doctor = t.run(t.pagelift(&["doctor", "--json", "--", "true"])?)?;
+    let report: Value = serde_json::from_str(&doctor.stdout)?;
+    let heap = report["heap"].as_str().with_context(|| format!("no heap in {report:#}"))?;
+    let run = t.run(t.lifted(&["--heap=auto"], &Command::new("true"))?)?.success()?;
+    ensure!(run.own_lines().iter().any(|line| line.ends_with(&format!("heap: {heap}"))), "{heap}\n{}", run.stderr);
+    let text = t.run(t.pagelift(&["doctor", "--", "true"])?)?.stdout;
+    ensure!(text.contains("\nWith run --heap=auto: "), "{text}");
+    let pid = std::process::id().to_string();
+    let running: Value = serde_json::from_str(&t.run(t.pagelift(&["doctor", "--json", &pid])?)?.stdout)?;
+    ensure!(running["heap"].is_string(), "{running:#}");
+    let machine: Value = serde_json::from_str(&t.run(t.pagelift(&["doctor", "--json"])?)?.stdout)?;
+    ensure!(machine.get("heap").is_none(), "{machine:#}");
     Ok(())
 }
 

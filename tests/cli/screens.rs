@@ -1,4 +1,5 @@
-//! Whole screens of the command line: help, what is said about mistakes, and about files whose contents are fixed.
+//! Whole screens of the command line: help, messages about mistakes, and about files whose contents are fixed. Those in
+//! `screens/80` are for a terminal of 80 columns, those in `screens/120` for one of 120, all others for the widest help.
 //! `TRYCMD=overwrite` writes them anew.
 
 use std::fs::File;
@@ -6,6 +7,8 @@ use std::io::Write;
 use std::path::Path;
 use test_support::{pagelift_binary, scratch_folder, tests_folder};
 
+/// Folders of screens and the columns of their terminals.
+const WIDTHS: [(&str, usize); 3] = [("", 100), ("80", 80), ("120", 120)];
 const BASE_PAGE: u64 = 4 << 10;
 /// Bytes of the code of `placed`.
 const CODE: u64 = 4 << 20;
@@ -27,9 +30,31 @@ fn screens_are_as_they_were_reviewed() {
     write_program(&folder.join("placed"), SHARED, 0, &[code, data]);
     // The commands run there.
     std::env::set_current_dir(&folder).unwrap();
-    trycmd::TestCases::new()
-        .register_bin("pagelift", pagelift.as_path())
-        .case(tests_folder().join("cli/screens/*.trycmd"));
+    for (folder, width) in WIDTHS {
+        trycmd::TestCases::new()
+            .register_bin("pagelift", pagelift.as_path())
+            .env("COLUMNS", width.to_string())
+            .case(tests_folder().join("cli/screens").join(folder).join("*.trycmd"));
+    }
+}
+
+#[test]
+fn no_screen_is_wider_than_its_terminal() {
+    for (folder, width) in WIDTHS {
+        let mut lines = 0;
+        for file in std::fs::read_dir(tests_folder().join("cli/screens").join(folder)).unwrap() {
+            let Ok(text) = std::fs::read_to_string(file.unwrap().path()) else { continue };
+            // Only output is checked, without lines in which `[..]` matches any text.
+            let blocks = text.split("```").skip(1).step_by(2);
+            let output =
+                blocks.flat_map(str::lines).filter(|line| !line.starts_with(['$', '?']) && !line.contains("[..]"));
+            for line in output {
+                assert!(line.chars().count() <= width, "wider than {width} columns: {line}");
+                lines += 1;
+            }
+        }
+        assert!(lines > 50, "{folder}: {lines}");
+    }
 }
 
 /// A segment of a program, whose address is its offset above the base.

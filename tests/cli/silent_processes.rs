@@ -17,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// The program, whose name the kernel cuts.
 const PROGRAM: &str = "cli/holds_the_lock_of_its_memory.c";
 const NAME: &str = "holds_the_lock_";
+/// A program whose memory cannot be read though its mappings can.
+const HIDES: &str = "hides_memory";
 /// Exit status of a command that fails by itself.
 const OWN_FAILURE: i32 = 125;
 
@@ -28,7 +30,12 @@ fn main() -> ExitCode {
     let page = default_huge_page().map_or(2 << 20, |page| page.bytes());
     main_of_one_at_a_time(vec![
         test_case("is_named_and_left_out", [fuse(), vec![Need::Pool(page)]].concat(), is_named_and_left_out),
-        test_case("keeps_images", [fuse(), vec![Need::Thp]].concat(), keeps_images),
+        test_case("keeps_only_images_in_use", [fuse(), vec![Need::Thp]].concat(), keeps_only_images_in_use),
+        test_case(
+            "hides_no_process_of_another_user",
+            [fuse(), vec![Need::Pool(page)]].concat(),
+            hides_no_process_of_another_user,
+        ),
         test_case("holds_the_lock_of_a_file", fuse(), holds_the_lock_of_a_file),
         test_case("is_waited_for_once", [fuse(), vec![Need::Pool(page)]].concat(), is_waited_for_once),
     ])
@@ -47,8 +54,7 @@ impl Silent {
         command.arg(server.folder().join("file")).args(words);
         let process = t.session(command)?;
         process.wait_for_line("ready")?;
-        let pid = process.pid();
-        process_state(pid, "D")?;
+        process_state(process.pid(), "D")?;
         Ok(Self { server, process })
     }
 
@@ -77,7 +83,20 @@ fn names(document: &Value, pid: u32) -> bool {
     unanswered.iter().map(fields).eq([(Some(pid.into()), Some("no-answer".to_owned()))])
 }
 
+/// A process that maps `/bin/true` at each line, and hides its memory unless it `shows` it.
+fn hides(t: &Context, how: &[&str]) -> Result<Session> {
+    let mut command = Program::named(&format!("cli/{HIDES}.c"))?.command()?;
+    command.arg("/bin/true").args(how);
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    Ok(session)
+}
+
 fn is_named_and_left_out(t: &Context) -> Result<()> {
+    let (mut shown, mut hidden) = (hides(t, &["shows"])?, hides(t, &[])?);
+    let mut watch = t.session_within(t.pagelift(&["attach", "--watch", "--all", HIDES])?, PATIENCE)?;
+    let lifted = format!("pagelift: {HIDES}[{}]: ", shown.pid());
+    watch.wait_for_stderr(&lifted)?;
     let silent = Silent::start(t, &["pool"])?;
     let mut answers = Program::named("cli/maps_a_file.c")?.command()?;
     answers.args(["/dev/null", "0", "huge"]);
@@ -100,10 +119,13 @@ fn is_named_and_left_out(t: &Context) -> Result<()> {
         ],
         &[&["attach", "--all", stem], &["detach", "--all", stem], &["attach", "--lift", "shared", "--all", stem]],
     );
-    let outputs = run_all(t, &[reads, fails].concat())?;
+    // Any process may have been executed by a link of this name.
+    let by_name: &[&[&str]] = &[&["attach", "--dry-run", "--all", "maps_a_file"]];
+    let outputs = run_all(t, &[reads, fails, by_name].concat())?;
     let pid = silent.pid();
     silent.end()?;
-    let (read, failed) = outputs.split_at(reads.len());
+    let (read, others) = outputs.split_at(reads.len());
+    let (failed, by_name) = others.split_at(fails.len());
     for (words, output) in reads.iter().zip(read) {
         ensure!(output.ending == Ending::Exit(0), "{words:?}: {output:?}");
         if words.contains(&"--json") {
@@ -122,32 +144,71 @@ fn is_named_and_left_out(t: &Context) -> Result<()> {
         let named = format!("process {pid} ({NAME}) did not answer within 30 s");
         ensure!(output.stderr.contains(&named), "{words:?} does not name {pid}: {output:?}");
     }
+    // A process that stops to answer after the first look ends no watch over others.
+    let refused = format!("process {} ({HIDES}) did not answer within 30 s", hidden.pid());
+    let lines = |line: &str| watch.stderr_so_far().lines().filter(|said| said.contains(line)).count();
+    poll_until(PATIENCE, "the process to be left out", || (lines(&refused), lines(&lifted)) == (1, 1))?;
+    hidden.send("load\n")?;
+    shown.send("load\n")?;
+    poll_until(PATIENCE, "a lift of what was loaded", || (lines(&refused), lines(&lifted)) == (2, 2))?;
+    ensure!(!watch.has_ended()?, "attach --watch has ended: {}", watch.stderr_so_far());
+    hidden.finish()?;
+    shown.finish()?;
+    ensure!(watch.finish()?.ending == Ending::Exit(OWN_FAILURE), "attach --watch");
+    let found = by_name.iter().all(|output| output.ending == Ending::Exit(0) && output.stdout.contains("maps_a_file"));
+    ensure!(found, "{by_name:?}");
     Ok(())
 }
 
-/// An image that a silent process may map is not removed.
-fn keeps_images(t: &Context) -> Result<()> {
-    let store = TestStore::of(t, "64M")?;
-    let file = copy_of_a_program(t, "changed")?;
-    let image = store.add(t, &file)?;
-    fs::remove_file(&file)?;
+/// A silent process keeps no image that nobody can begin to use any more, and none on which the kernel grants a lease.
+fn keeps_only_images_in_use(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "128M")?;
+    let [changed, unmapped, open] = ["changed", "unmapped", "open"].map(|name| copy_of_a_program(t, name));
+    let (changed, unmapped, open) = (changed?, unmapped?, open?);
+    let images = [&changed, &unmapped, &open].map(|file| store.add(t, file));
+    let [changed_image, unmapped_image, open_image] = images;
+    let (changed_image, unmapped_image, open_image) = (changed_image?, unmapped_image?, open_image?);
+    fs::remove_file(&changed)?;
+    let held = fs::File::open(&open_image.path)?;
     let silent = Silent::start(t, &[])?;
     let pid = silent.pid();
-    let path = image.path.to_string_lossy().into_owned();
-    let commands = [("gc", vec![]), ("remove", vec![path.as_str()]), ("list", vec!["--json"])];
+    let paths = [&unmapped_image, &open_image].map(|image| image.path.to_string_lossy().into_owned());
+    // By itself: the kernel grants no lease on an image that another command has open.
+    let removed = t.session_within(store.command(t, "remove", &[&paths[0]])?, PATIENCE)?.finish()?;
+    let commands = [("gc", vec![]), ("remove", vec![paths[1].as_str()]), ("list", vec!["--json"])];
     let sessions = commands.iter().map(|(name, words)| t.session_within(store.command(t, name, words)?, PATIENCE));
     let sessions = sessions.collect::<Result<Vec<_>>>()?;
     let outputs = sessions.into_iter().map(Session::finish).collect::<Result<Vec<_>>>()?;
-    let [gc, remove, list] = &outputs[..] else { bail!("{} outputs", outputs.len()) };
-    let is_kept = image.path.exists();
+    let [gc, refused, list] = &outputs[..] else { bail!("{} outputs", outputs.len()) };
+    let are_there = [&changed_image, &unmapped_image, &open_image].map(|image| image.path.exists());
     silent.end()?;
-    ensure!(is_kept, "removed: {outputs:?}");
+    ensure!(are_there == [false, false, true], "{are_there:?}: {outputs:?}");
     ensure!(gc.stdout.contains(&format!("left out: {pid} {NAME}")), "gc: {gc:?}");
-    ensure!(remove.stderr.contains(&format!("process {pid} ({NAME}) did not answer")), "remove: {remove:?}");
-    ensure!(remove.ending == Ending::Exit(OWN_FAILURE), "remove: {remove:?}");
+    ensure!(removed.ending == Ending::Exit(0), "remove: {removed:?}");
+    ensure!(refused.stderr.contains(&format!("process {pid} ({NAME}) did not answer")), "remove: {refused:?}");
+    ensure!(refused.ending == Ending::Exit(OWN_FAILURE), "remove: {refused:?}");
     ensure!(names(&serde_json::from_str(&list.stdout)?, pid), "list: {list:?}");
-    store.image(t, "gc", &[])?.success()?;
-    ensure!(!image.path.exists(), "kept though no process is silent any more");
+    drop(held);
+    store.image(t, "remove", &[&paths[1]])?.success()?;
+    ensure!(!open_image.path.exists(), "kept though no process is silent any more");
+    Ok(())
+}
+
+/// Silent processes of one user, more than may be waited for, hide no process of another user.
+fn hides_no_process_of_another_user(t: &Context) -> Result<()> {
+    let silent = (0..10).map(|_| Silent::start(t, &["as", "65534"])).collect::<Result<Vec<_>>>()?;
+    // Numbers rise: this process comes after them.
+    let mut answers = Program::named("cli/maps_a_file.c")?.command()?;
+    answers.args(["/dev/null", "0", "huge"]);
+    let answers = t.session(answers)?;
+    answers.wait_for_line("ready")?;
+    let status = t.session_within(t.pagelift(&["status", "--json"])?, PATIENCE)?.finish()?;
+    silent.into_iter().try_for_each(Silent::end)?;
+    let document: Value = serde_json::from_str(&status.stdout)?;
+    let unanswered = document["unanswered"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let of = |reason: &str| unanswered.iter().filter(|process| process["reason"] == reason).count();
+    ensure!((of("no-answer"), of("not-asked")) == (8, 2), "{unanswered:?}");
+    ensure!(status.stdout.contains(&answers.pid().to_string()), "status leaves out others: {status:?}");
     Ok(())
 }
 

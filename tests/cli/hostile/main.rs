@@ -128,6 +128,7 @@ impl Run<'_> {
         match word {
             "{}" => value.unwrap_or_default().to_owned(),
             "{pid}" => self.pid.to_string().into(),
+            "{folder}" => self.t.folder().into(),
             word => word.into(),
         }
     }
