@@ -2,6 +2,7 @@
 
 mod live;
 mod report;
+mod sequence;
 mod servers;
 
 use anyhow::{Result, ensure};
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
     ];
     tests.extend(live::tests());
     tests.extend(report::tests(needs));
+    tests.extend(sequence::tests());
     tests.extend(servers::tests());
     main_of(tests)
 }

@@ -130,7 +130,7 @@ fn postgres(t: &Context) -> Result<()> {
     );
     let server = format!("-- {user} {bin}/postgres -D {{dir}}/data -k {{dir}} -p {{port}} -F -c autovacuum=off");
     let load = "postgres://root@127.0.0.1:{port}/postgres?query=SELECT {1..100} + 1";
-    let work = "postgres://root@127.0.0.1:{port}/postgres#xact_commit";
+    let work = "postgres://root@localhost:{port}/postgres?socket={dir}#xact_commit";
     let server: Vec<&str> = server.split_whitespace().collect();
     let start = ["--prepare", &prepare, "--load", load, "--clients", "2"];
     // A backend that is busy writes its counters down once a second.

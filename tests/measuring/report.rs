@@ -65,7 +65,7 @@ fn live_program(t: &Context) -> Result<()> {
 fn whole_runs(t: &Context) -> Result<()> {
     let record = t.folder().join("record");
     let file = record.display().to_string();
-    t.run(t.pagelift(&["bench", "--for", "2", "--pages", "thp", "-o", &file, "--", "sleep", "0.1"])?)?.success()?;
+    t.run(t.pagelift(&["bench", "--for", "4", "--pages", "thp", "-o", &file, "--", "sleep", "0.3"])?)?.success()?;
     let seen = observations(&record)?;
     let lifted = seen.iter().find(|seen| seen["arm"] == 0).context("no lifted run was looked at")?;
     ensure!(lifted["lift"]["program"] == "sleep" && lifted["process"] == "sleep", "{lifted}");
@@ -75,7 +75,7 @@ fn whole_runs(t: &Context) -> Result<()> {
     let said = t.run(command)?.success()?;
     ensure!(said.stdout.starts_with("pagelift-report.html: "), "{said:?}");
     let html = fs::read_to_string(t.folder().join("pagelift-report.html"))?;
-    ensure!(html.contains("sleep 0.1") && html.contains("holds no whole"), "{html}");
+    ensure!(html.contains("sleep 0.3") && html.contains("holds no whole"), "{html}");
     Ok(())
 }
 

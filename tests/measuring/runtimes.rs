@@ -1,5 +1,6 @@
 //! Storms of runtimes that manage their own memory: Go's is named with advice, since no setting ends it, and Java's with the
-//! cure of its collector, which works. The cures of other collectors are chosen by flags, as heap-cures' own tests check.
+//! cure of its collector, which works. The cures of other collectors are chosen by flags, as the tests of
+//! `heap_choice::cures` check.
 
 use crate::{first_finding, is_cured, seen_by, storm_by};
 use anyhow::{Context as _, Result, ensure};

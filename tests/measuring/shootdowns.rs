@@ -160,10 +160,23 @@ fn glibc(t: &Context) -> Result<()> {
     let storms = seen(t, &SMALL, &[])?;
     let plain = &storms.0;
     names_allocator(plain, "glibc 2.", "by madvise")?;
+    costs_are_told(plain)?;
     let cure = &first_finding(plain)?["cures"][0];
     ensure!(cure["variable"] == "GLIBC_TUNABLES" && cure["source"].is_string(), "{cure}");
     ensure!(cure["costs"].as_str().is_some_and(|costs| costs.contains("resident memory")), "{cure}");
     is_cured(t, storm(t, &SMALL, &[], true)?, &storms)
+}
+
+/// A storm takes its threads' time in calls, and touches again what was given back.
+fn costs_are_told(report: &Value) -> Result<()> {
+    let (process, severity) = (&report["processes"][0], &report["diagnoses"][0]["severity"]);
+    let number = |name: &str| process[name].as_f64().unwrap_or(0.0);
+    ensure!(number("call_seconds") > 0.0 && number("kernel_seconds") > 0.0, "{process:#}");
+    ensure!(number("page_faults") > number("sent"), "each call gives back some pages: {process:#}");
+    let share = severity["share"].as_f64().context("no share")?;
+    let seconds = report["seconds"].as_f64().context("no seconds")?;
+    ensure!((share * seconds - number("call_seconds") - number("interrupted_seconds")).abs() < 0.01, "{severity:#}");
+    Ok(())
 }
 
 fn jemalloc(t: &Context) -> Result<()> {

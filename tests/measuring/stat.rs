@@ -14,6 +14,7 @@ const NOBODY: u32 = 65534;
 /// Pages that the program uses, as `uses_known_pages.c` has them: more than TLBs have entries.
 const CODE: u64 = 3000;
 const HEAP: u64 = 12_000;
+const SHARED: u64 = 4000;
 /// Measurements until the program has run in one.
 const ATTEMPTS: u32 = 30;
 /// Pages of libraries, stack and the C library's heap that a loop with one system call can use.
@@ -94,6 +95,7 @@ fn known_pages(t: &Context) -> Result<()> {
     let report = stat_while_it_runs(t, session.pid(), &[])?;
     within("heap", marked(&report, "anonymous")?, HEAP)?;
     within("code", marked(&report, "code")?, CODE)?;
+    within("shared memory", marked(&report, "shared")?, SHARED)?;
     let verdicts = report["marks"]["measured"]["verdicts"].as_array().context("no verdicts")?;
     let heap = verdicts.iter().find(|verdict| verdict["part"] == "anonymous").context("no verdict on the heap")?;
     ensure!(heap["verdict"] == "exceeds" || report["tlb"]["levels"] == Value::Array(Vec::new()), "{heap}");
@@ -118,7 +120,7 @@ fn known_pages(t: &Context) -> Result<()> {
             break;
         }
     }
-    for wanted in ["page faults", "heap (mmap), bss", "500 ms", verdict, "cost: its memory map was held"] {
+    for wanted in ["page faults", "heap (mmap), bss", "shared ", "500 ms", verdict, "cost: its memory map was held"] {
         ensure!(text.contains(wanted), "no {wanted:?} in:\n{text}");
     }
     session.finish()?.success()?;

@@ -119,7 +119,7 @@ fn clean(t: &Context, kind: Kind) -> Result<()> {
 
 /// What a user does with an installed Pagelift; it ends with 0 where all of that works.
 const USE: &str = "pagelift --version
-    pagelift demo --seconds 2 --pages thp > /tmp/demo
+    pagelift demo --for 2s --pages thp > /tmp/demo
     grep -q 'text .* thp' /tmp/demo
     pagelift run --via preload --pages thp -- cat /proc/self/maps > /tmp/maps 2> /tmp/said
     grep -q 'libpagelift.so.0' /tmp/maps

@@ -5,16 +5,18 @@ use anyhow::{Result, ensure};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use test_support::{Context, Ending, Need, Output, Test, test_case};
+use test_support::{Context, Ending, Need, Output, Test, test_case, workspace};
 
 pub fn tests() -> Vec<Test> {
     let dpkg = || [needs(), vec![Need::Command("dpkg-query".into()), Need::File("/usr/bin/gdb".into())]].concat();
+    let cargo = ["cargo", "readelf"].map(|name| Need::Command(name.into())).into();
     vec![
         test_case("align/plain_starts_of_an_aligned_program_are_mapped_by_huge_pages", needs(), aligned),
         test_case("align/undo_gives_the_same_bytes", needs(), undone),
         test_case("align/what_it_cannot_better_is_refused", needs(), refused),
         test_case("align/packages_are_refused", dpkg(), packaged),
         test_case("align/the_flags_that_it_names_do_the_same", needs(), flags),
+        test_case("align/the_cargo_example_has_these_flags", cargo, of_cargo),
     ]
 }
 
@@ -67,8 +69,12 @@ fn undone(t: &Context) -> Result<()> {
     );
     align(t, &["--undo"], &program)?.success()?;
     ensure!(fs::read(&program)? == before, "other bytes after --undo");
-    let again = align(t, &["--undo"], &program)?;
-    ensure!(again.ending == Ending::Exit(125), "{again:?}");
+    // Each of several files is restored, and each that could not be is named.
+    align(t, &[], &program)?.success()?;
+    let missing = t.folder().join("missing");
+    let again = align(t, &["--undo", &missing.to_string_lossy()], &program)?;
+    ensure!(again.ending == Ending::Exit(125) && again.stderr.contains("missing"), "{again:?}");
+    ensure!(fs::read(&program)? == before, "other bytes after --undo of several files");
     Ok(())
 }
 
@@ -118,5 +124,21 @@ fn flags(t: &Context) -> Result<()> {
     t.run(gcc)?.success()?;
     let (_, _held) = prepared_and_held(t, &program)?;
     ensure!(always_huge(t, &program)?, "a start was not mapped by huge pages");
+    Ok(())
+}
+
+fn of_cargo(t: &Context) -> Result<()> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["build", "--offline", "--quiet"]).current_dir(workspace().join("examples/cargo"));
+    cargo.env("CARGO_TARGET_DIR", t.folder()).env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    t.run(cargo)?.success()?;
+    let program = t.folder().join("debug/aligned");
+    let said = t.run(Command::new(&program))?.success()?.stdout;
+    ensure!(said == "each segment begins on a huge page\n", "{said}");
+    let mut readelf = Command::new("readelf");
+    readelf.arg("-lW").arg(&program);
+    let headers = t.run(readelf)?.success()?.stdout;
+    let mut code = headers.lines().filter(|line| line.contains(" R E "));
+    ensure!(code.clone().count() > 0 && code.all(|line| line.ends_with(" 0x200000")), "{headers}");
     Ok(())
 }

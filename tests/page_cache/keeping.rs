@@ -25,7 +25,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-fn list(t: &Context, text: &str) -> Result<PathBuf> {
+pub fn list(t: &Context, text: &str) -> Result<PathBuf> {
     let (path, new) = (t.folder().join("cache.conf"), t.folder().join("cache.conf.new"));
     fs::write(&new, text)?;
     // Who reads it at this moment sees one list or the other.
@@ -33,7 +33,7 @@ fn list(t: &Context, text: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn keep(t: &Context, list: &Path, options: &[&str]) -> Result<Command> {
+pub fn keep(t: &Context, list: &Path, options: &[&str]) -> Result<Command> {
     let mut command = t.pagelift(&["cache", "keep", "--config"])?;
     command.arg(list).args(options);
     Ok(command)
@@ -190,11 +190,11 @@ fn units(t: &Context) -> Result<()> {
         fs::write(&unit, text)?;
         units.push(unit);
     }
-    ensure!(units.len() == 3, "{units:?}");
+    ensure!(units.len() == 4, "{units:?}");
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no"]).args(&units);
     let output = t.run(verify)?.success()?;
-    ensure!(!output.stderr.contains("pagelift-cache"), "{output:?}");
+    ensure!(!output.stderr.contains("pagelift-"), "{output:?}");
     Ok(())
 }
 

@@ -4,6 +4,7 @@ mod align;
 mod commands;
 mod hostile;
 mod keeping;
+mod layouts;
 mod relayout;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -15,6 +16,7 @@ use test_support::{Context, Need, Program, Session, Skipped, View, copy_program,
 fn main() -> ExitCode {
     let mut tests = commands::tests();
     tests.extend(keeping::tests());
+    tests.extend(layouts::tests());
     tests.extend(align::tests());
     tests.extend(relayout::tests());
     tests.extend(hostile::tests());

@@ -16,6 +16,7 @@ pub fn tests() -> Vec<Test> {
     vec![
         test_case("relayout/plain_starts_are_mapped_by_huge_pages_and_undo_gives_the_same_bytes", needs(), moved),
         test_case("relayout/a_program_of_lld_is_mapped_by_huge_pages", needs(), of_lld),
+        test_case("relayout/edges_map_the_huge_page_that_code_and_data_share", needs(), edges),
         test_case("relayout/a_new_program_in_the_old_file_is_moved_too", needs(), rewritten),
         test_case("relayout/check_changes_nothing_and_names_what_stays", needs(), checked),
         test_case("relayout/another_file_gets_the_same_bytes_each_time", needs(), elsewhere),
@@ -28,7 +29,7 @@ pub fn tests() -> Vec<Test> {
 
 /// A program of three huge pages of code whose offsets disagree with their addresses. GNU ld places a segment with any
 /// offset that agrees within a page, if the address of a section is given.
-fn disagreeing(t: &Context, flags: &[&str]) -> Result<PathBuf> {
+pub fn disagreeing(t: &Context, flags: &[&str]) -> Result<PathBuf> {
     let source = test_support::program_source("page_cache/large_code.c")?;
     let program = t.folder().join("disagreeing");
     let mut gcc = Command::new("gcc");
@@ -38,7 +39,7 @@ fn disagreeing(t: &Context, flags: &[&str]) -> Result<PathBuf> {
     Ok(program)
 }
 
-const OTHER_ADDRESS: &[&str] = &["-Wl,-Ttext=0x1001000"];
+pub const OTHER_ADDRESS: &[&str] = &["-Wl,-Ttext=0x1001000"];
 
 fn relayout(t: &Context, options: &[&str], path: &Path) -> Result<String> {
     Ok(align(t, &[&["--relayout"], options].concat(), path)?.success()?.stdout)
@@ -61,6 +62,26 @@ fn moved(t: &Context) -> Result<()> {
         ensure!(fs::read(&program)? == before, "other bytes after --undo");
         ensure!(align(t, &["--undo"], &program)?.ending == Ending::Exit(125), "undone twice");
     }
+    Ok(())
+}
+
+fn edges(t: &Context) -> Result<()> {
+    let data = t.folder().join("data.c");
+    fs::write(&data, "__attribute__((used)) const char data[4 << 20] = {1};\n")?;
+    let program = disagreeing(t, &[OTHER_ADDRESS[0], &data.to_string_lossy()])?;
+    let before = fs::read(&program)?;
+    let mut huge = Vec::new();
+    for (edges, says) in [("exact", None), ("merge-read-only", Some("of read-only data become executable"))] {
+        let options = ["--edges", edges];
+        let said = relayout(t, &[&options[..], &["--check"]].concat(), &program)?;
+        ensure!(says.is_none_or(|says| said.contains(says)), "{said}");
+        relayout(t, &options, &program)?;
+        let (_, _held) = prepared_and_held(t, &program)?;
+        huge.push(crate::huge_bytes(&crate::started(t, &program)?)?);
+        align(t, &["--undo"], &program)?.success()?;
+        ensure!(fs::read(&program)? == before, "other bytes after --undo");
+    }
+    ensure!(huge[1] == huge[0] + (2 << 20), "{huge:?}");
     Ok(())
 }
 

@@ -97,7 +97,7 @@ fn restarted(t: &Context) -> Result<()> {
     let again = unit.start(t)?.success()?;
     ensure!(counts()? == (before + PAGES, 0), "{:?}, before {before}: {again:?}", counts()?);
     let other = unit.start(t)?.success()?;
-    ensure!(counts()? == (before + PAGES, 0) && other.stdout.contains("were added before"), "{other:?}");
+    ensure!(counts()? == (before + PAGES, 0) && other.stdout.contains("added before"), "{other:?}");
     session.finish()?.success()?;
     // As if it had never been started.
     unit.stop(t)?;

@@ -101,7 +101,7 @@ fn all_or_nothing(t: &Context) -> Result<()> {
     let before = count(page, "nr_hugepages")?;
     let (some, far_too_many) = (format!("{}:4", short(page)), format!("{}:1000000@0", short(page)));
     let output = pool(t, &["reserve", "--all-or-nothing", &some, &far_too_many])?;
-    ensure!(output.ending == Ending::Exit(125) && output.stdout.contains("put back"), "{output:?}");
+    ensure!(output.ending == Ending::Exit(125) && output.stdout.contains("the pool is as before"), "{output:?}");
     ensure!(count(page, "nr_hugepages")? == before, "{output:?}");
     let nowhere = pool(t, &["reserve", &some, &format!("{}:1@99", short(page))])?;
     ensure!(nowhere.ending == Ending::Exit(125) && nowhere.stderr.contains("there is no node 99"), "{nowhere:?}");
@@ -260,7 +260,7 @@ fn held_in_part(t: &Context) -> Result<()> {
     let mut session = t.session(t.pagelift(&words)?)?;
     session.wait_for_line("all requests are met")?;
     session.send(&format!("{}:1\n", short(page)))?;
-    let given_back = || session.stdout_so_far().contains("gave back 1 of 1 pages");
+    let given_back = || session.stdout_so_far().contains("gave back 1 of 1 page");
     poll_until(Duration::from_secs(10), "a page to be given back", given_back)?;
     ensure!(t.pool()?.free()? == 2);
     let said = session.finish()?.success()?.stdout;
@@ -300,7 +300,7 @@ fn demoted(t: &Context) -> Result<()> {
     }
     let said = pool(t, &["demote", "1G:1"])?.success()?.stdout;
     let gained = huge.bytes() / small.bytes();
-    ensure!(said.contains(&format!("split 1 pages into {gained}")), "{said}");
+    ensure!(said.contains(&format!("split 1 page into {gained}")), "{said}");
     ensure!(t.pool()?.free()? == gained && count(huge, "nr_hugepages")? == before, "{said}");
     Ok(())
 }
@@ -384,7 +384,7 @@ fn as_a_user(t: &Context) -> Result<()> {
     if denied.stderr.contains("failed to execute") {
         return Err(Skipped("another user cannot execute this build".to_owned()).into());
     }
-    ensure!(denied.ending == Ending::Exit(125) && denied.stderr.contains("by root only"), "{denied:?}");
+    ensure!(denied.ending == Ending::Exit(125) && denied.stderr.contains("fix: run it by sudo"), "{denied:?}");
     ensure!(user(&["show"])?.success()?.stdout.contains("Pools, in pages"));
     Ok(())
 }

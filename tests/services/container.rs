@@ -126,19 +126,33 @@ impl Container {
 
     /// Bytes of executable mappings that the kernel backs by huge pages.
     pub fn huge_code(&self, pid: i32) -> Result<u64> {
+        Ok(self.huge_mappings(pid)?.iter().map(|(_, bytes)| bytes).sum())
+    }
+
+    /// Fails with these mappings if a process has code on huge pages.
+    pub fn has_no_huge_code(&self, pid: i32) -> Result<()> {
+        let huge = self.huge_mappings(pid)?;
+        ensure!(huge.is_empty(), "it has code on huge pages: {huge:?}");
+        Ok(())
+    }
+
+    /// Executable mappings of a process with huge pages, and their bytes.
+    fn huge_mappings(&self, pid: i32) -> Result<Vec<(String, u64)>> {
         let text = self.run(&["cat", &format!("/proc/{pid}/smaps")])?;
-        let (mut executable, mut bytes) = (false, 0);
+        let (mut mapping, mut found) = (None, Vec::new());
         for line in text.lines() {
             let mut words = line.split_whitespace();
-            match (words.next(), words.next()) {
-                (Some(name), Some(kib)) if executable && HUGE.contains(&name) => {
-                    bytes += kib.parse::<u64>()? << 10;
+            match (words.next(), words.next(), mapping) {
+                (Some(name), Some(kib), Some(mapping)) if HUGE.contains(&name) && kib != "0" => {
+                    found.push((format!("{mapping} {name}"), kib.parse::<u64>()? << 10));
                 }
-                (Some(first), Some(protection)) if !first.ends_with(':') => executable = protection.contains('x'),
+                (Some(first), Some(protection), _) if !first.ends_with(':') => {
+                    mapping = protection.contains('x').then_some(line);
+                }
                 _ => {}
             }
         }
-        Ok(bytes)
+        Ok(found)
     }
 
     /// Powers the container off.

@@ -151,7 +151,7 @@ fn with_a_database(t: &Context, machine: &Container) -> Result<()> {
     is_written_for_the_database(machine, unit, &shown)?;
     ensure!(shown.contains("written; mariadb.service runs on as it is"), "{shown}");
     ensure!(machine.main_pid(unit)? == pid, "enable has restarted it");
-    ensure!(machine.huge_code(pid)? == 0, "the plain server is on huge pages already: nothing would be shown");
+    machine.has_no_huge_code(pid).context("the plain server: nothing would be shown")?;
     ensure!(machine.run(&["pagelift", "enabled"])?.contains("current"), "it is not listed");
 
     let lifted = |why: &str| -> Result<i32> {
@@ -194,7 +194,7 @@ fn with_a_database(t: &Context, machine: &Container) -> Result<()> {
     let differ: Vec<_> = before.iter().zip(&after).filter(|(before, after)| before != after).collect();
     ensure!(before.len() == after.len() && differ.is_empty(), "disable leaves {differ:?}");
     machine.run(&["systemctl", "restart", unit])?;
-    ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "it is still lifted");
+    machine.has_no_huge_code(machine.main_pid(unit)?).context("without Pagelift again")?;
     answers()
 }
 
@@ -236,7 +236,7 @@ fn with_full_privileges_refused(machine: &Container) -> Result<()> {
         machine.run(&["systemctl", "show", unit, "-p", "StatusText"])?.contains("a b"),
         "it did not say its argument"
     );
-    ensure!(machine.huge_code(plain)? == 0, "the plain program is on huge pages already: nothing would be shown");
+    machine.has_no_huge_code(plain).context("the plain program: nothing would be shown")?;
     machine.run(&["pagelift", "enable", "--runtime", "--now", "hardened@a\\x20b"])?;
     let file = ["cat", "/run/systemd/system/hardened@a\\x20b.service.d/zz-pagelift.conf"];
     let written = machine.run(&file)?;
@@ -299,7 +299,7 @@ fn words_of_every_kind(machine: &Container) -> Result<()> {
     let printed = |count: usize| -> Result<Vec<String>> {
         machine.run(&["systemctl", "start", unit])?;
         // The journal reads what the unit has printed after its end.
-        poll_until(Duration::from_secs(20), "the journal", || lines().is_ok_and(|lines| lines.len() >= count))?;
+        poll_until(RESTART_LIMIT, "the journal", || lines().is_ok_and(|lines| lines.len() >= count))?;
         lines()
     };
     let plain = printed(COMMANDS)?;

@@ -33,11 +33,12 @@ pub fn with_postgresql(t: &Context, machine: &Container) -> Result<()> {
     ensure!(before.iter().any(|line| line.contains("Type forking")), "it is no longer of Type=forking");
     let planned = machine.run(&["pagelift", "attach", "--lift", "shared", "--dry-run", "--unit", unit])?;
     ensure!(planned.contains(" others: shared memory: "), "the plan has not all processes of the unit: {planned}");
+    with_its_buffers(machine, unit, &before).context("its buffers")?;
     let refused = machine.fail(&["pagelift", "enable", "postgresql"])?;
     ensure!(refused.contains(&format!("fix: pagelift enable {unit}")), "{refused}");
     let refused = machine.fail(&["pagelift", "enable", unit])?;
     ensure!(refused.contains("fix: --only NAME"), "{refused}");
-    ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "the plain server is on huge pages already");
+    machine.has_no_huge_code(machine.main_pid(unit)?).context("the plain server")?;
 
     let shown = machine.run(&["pagelift", "enable", "--only", "postgres", "postgresql@"])?;
     ensure!(shown.contains(&format!("these run on as they are: {unit}")), "{shown}");
@@ -52,8 +53,40 @@ pub fn with_postgresql(t: &Context, machine: &Container) -> Result<()> {
     answers().context("after a reload")?;
     machine.run(&["pagelift", "disable", "--now", "postgresql@"])?;
     ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
-    ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "it is still lifted");
+    machine.has_no_huge_code(machine.main_pid(unit)?).context("without Pagelift again")?;
     answers()
+}
+
+/// The server runs on, with its properties. The unit that lifts its buffers starts and ends with it.
+fn with_its_buffers(machine: &Container, unit: &str, before: &[String]) -> Result<()> {
+    let (lifting, first) = (format!("pagelift-memory-{unit}"), machine.main_pid(unit)?);
+    let has_looked = || machine.journal(&lifting).is_ok_and(|journal| journal.contains(" others: shared memory: "));
+    let shown = machine.run(&["pagelift", "enable", "--shared", "postgresql@"])?;
+    ensure!(shown.contains(&format!("{unit} runs on; `systemctl start {lifting}` lifts it now")), "{shown}");
+    let shown = machine.run(&["pagelift", "enable", "--shared", "--now", "postgresql@"])?;
+    ensure!(shown.contains(&format!("{unit} runs on and is lifted now; `journalctl -u {lifting}`")), "{shown}");
+    poll_until(ANSWER_LIMIT, "a lift of the buffers", has_looked)?;
+    let said = machine.journal(&lifting)?;
+    ensure!(
+        !said.contains("cannot be counted") && !said.contains("changed"),
+        "the buffers could not be opened: {said}"
+    );
+    ensure!(machine.main_pid(unit)? == first, "the server was restarted");
+    let listed = machine.run(&["pagelift", "enabled"])?;
+    let words = ["postgresql@.service ", " shared memory while it runs "];
+    let is_listed = |line: &str| words.iter().all(|word| line.contains(word));
+    ensure!(listed.lines().any(is_listed), "{listed}");
+    let watching = machine.main_pid(&lifting)?;
+    machine.run(&["systemctl", "restart", unit])?;
+    let watches_again = || machine.main_pid(&lifting).is_ok_and(|pid| pid > 0 && pid != watching);
+    poll_until(ANSWER_LIMIT, "the lift to start with the server", watches_again)?;
+    machine.run(&["systemctl", "stop", unit])?;
+    poll_until(ANSWER_LIMIT, "the lift to end with the server", || !machine.is_active(&lifting))?;
+    machine.run(&["systemctl", "start", unit])?;
+    let removed = machine.run(&["pagelift", "disable", "postgresql@"])?;
+    ensure!(removed.contains("memory that is on huge pages stays there") && !machine.is_active(&lifting), "{removed}");
+    ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
+    machine.fail(&["systemctl", "cat", &lifting]).map(drop)
 }
 
 /// No ptrace, nothing to write, a user of its own; its code is in a library.
@@ -64,7 +97,7 @@ pub fn with_node(t: &Context, machine: &Container) -> Result<()> {
     let answers = || machine.run(&["bash", "-c", ask]).is_ok_and(|answer| answer.trim() == "42");
     machine.run(&["systemctl", "start", unit])?;
     poll_until(ANSWER_LIMIT, "the plain server's answer", answers)?;
-    ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "the plain server is on huge pages already");
+    machine.has_no_huge_code(machine.main_pid(unit)?).context("the plain server")?;
     let shown = machine.run(&["pagelift", "enable", "--now", unit])?;
     ensure!(shown.contains("way: run, by preload"), "{shown}");
     poll_until(ANSWER_LIMIT, "the lifted server's answer", answers)
@@ -167,7 +200,7 @@ pub fn that_leaves_its_starter(machine: &Container) -> Result<()> {
         Ok(pid)
     };
     machine.run(&["systemctl", "start", unit])?;
-    ensure!(machine.huge_code(is_main("plain")?)? == 0, "the plain program is on huge pages already");
+    machine.has_no_huge_code(is_main("plain")?).context("the plain program")?;
     let refused = machine.fail(&["pagelift", "enable", "--via", "ptrace", "--only", "forks", unit])?;
     ensure!(refused.contains("fix: PIDFile="), "{refused}");
     let shown = machine.run(&["pagelift", "enable", "--now", "--heap=thp", unit])?;

@@ -191,7 +191,7 @@ finish "a thread that computes" "*read x by 1, transparent huge pages off"
 feature "attach and detach, killed at any moment"
 export FORGIVE_EINTR=1
 start sleeps_in_many_calls
-kills 12 60
+kills 12 240
 finish "threads in many calls, lifts killed" "$unharmed"
 
 start waits_once 40

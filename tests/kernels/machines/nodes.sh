@@ -32,7 +32,7 @@ node_pool 1 40
 check "pages on the other node may be used" Private_Hugetlb $((8 * M)) $any pie_by_default --pages hugetlb
 launcher="starts_another_with memory-node=0 --"
 check "pages on a node that is forbidden, hugetlb" Private_Hugetlb 0 0 pie_by_default --pages hugetlb --writable-pages hugetlb
-check "pages on a node that is forbidden, auto" "$huge" $((8 * M)) $any pie_by_default --pages auto
+check "pages on a node that is forbidden, auto" "$huge" $((8 * M)) $any pie_by_default --pages auto --start-cost any
 check "pages on a node that is forbidden, threads" Private_Hugetlb 0 0 threads_of_a_constructor --pages hugetlb --writable-pages hugetlb
 node_pool 0 2
 check "two pages on the node that is allowed" Private_Hugetlb 0 $((4 * M)) pie_by_default --pages hugetlb --writable-pages hugetlb

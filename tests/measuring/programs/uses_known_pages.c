@@ -1,5 +1,5 @@
-// Runs code on CODE_PAGES pages and writes HEAP pages (first argument) again and again, in an order that no neighbourhood
-// helps; as many pages of memory and as many pages of code lie beside them that it has used before, but does not any more.
+// Runs code on CODE_PAGES pages and writes HEAP pages (first argument) and SHARED_PAGES pages of shared memory again and again,
+// in an order that no neighbourhood helps; as many pages of memory and as many pages of code lie beside them that it has used before, but does not any more.
 // It ends when its input does. Statically linked: pages of libraries can be marked by other programs.
 //
 // build: gcc -g -O1 -static -o $OUT $SRC
@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define CODE_PAGES 3000
+#define SHARED_PAGES 4000
 #define PAGE 4096
 
 /* Functions that return at once, each on a page of its own; twice as many as are used. */
@@ -26,20 +27,25 @@ int main(int count, char **words) {
     unsigned long heap_pages = count > 1 ? strtoul(words[1], NULL, 0) : 8192;
     size_t size = 2 * heap_pages * PAGE;
     char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return 3;
+    size_t shared_size = 2ul * SHARED_PAGES * PAGE;
+    char *shared = mmap(NULL, shared_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || shared == MAP_FAILED) return 3;
     /* The file system may hold the file in huge folios: they are mapped by small pages, too. */
     prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
     memset(memory, 1, size);
+    memset(shared, 1, shared_size);
     for (unsigned long i = 0; i < 2 * CODE_PAGES; i++) call(i);
     printf("ready\n");
     fflush(stdout);
     struct pollfd input = {0, POLLIN, 0};
-    unsigned long at = 0, function = 0;
+    unsigned long at = 0, function = 0, beside = 0;
     /* Steps that have no divisor in common with the number of pages visit each of them. */
     while (poll(&input, 1, 0) == 0)
         for (unsigned long i = 0; i < heap_pages; i++) {
             at = (at + 4099) % heap_pages;
             memory[at * PAGE + 64 * (at % 60)]++;
+            beside = (beside + 1009) % SHARED_PAGES;
+            shared[beside * PAGE + 64 * (beside % 60)]++;
             function = (function + 1009) % CODE_PAGES;
             call(function);
         }

@@ -171,6 +171,16 @@ impl Freezer {
         fs::write(self.folder.join("cgroup.procs"), pid.to_string()).context("cannot move a process into a cgroup")
     }
 
+    /// CPU time of its processes, as the kernel counts it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let text = fs::read_to_string(self.folder.join("cpu.stat")).context("cpu.stat cannot be read")?;
+        let microseconds = text.lines().find_map(|line| line.strip_prefix("usage_usec "));
+        Ok(Duration::from_micros(microseconds.context("no usage_usec in cpu.stat")?.parse()?))
+    }
+
     /// Freezes or thaws, and waits until that is done.
     ///
     /// # Errors

@@ -126,13 +126,16 @@ impl Context {
         }
     }
 
-    /// `pagelift run` with these options, the program behind `--`.
+    /// `pagelift run` with these options, the program behind `--`. A lift is made at the start at any price unless they limit
+    /// it: the price follows from what another test has measured while the machine was busy.
     ///
     /// # Errors
     /// No `pagelift` was built.
     pub fn lifted(&self, options: &[&str], program: &Command) -> Result<Command> {
         let mut command = Command::new(pagelift_binary()?);
-        command.arg("run").args(options).arg("--").arg(program.get_program()).args(program.get_args());
+        let is_limited = options.iter().any(|option| option.starts_with("--start-cost"));
+        command.arg("run").args(if is_limited { &[][..] } else { &["--start-cost", "any"] });
+        command.args(options).arg("--").arg(program.get_program()).args(program.get_args());
         for (name, value) in program.get_envs() {
             match value {
                 Some(value) => command.env(name, value),

@@ -21,7 +21,8 @@ impl SilentServer {
     /// # Errors
     /// This is not root, or there is no `/dev/fuse`.
     pub fn mount(t: &Context, contents: &Path) -> Result<Self> {
-        let folder = t.folder().join("served");
+        let mut folders = (0..).map(|number| t.folder().join(format!("served-{number}")));
+        let folder = folders.find(|folder| !folder.exists()).context("no name is left")?;
         fs::create_dir(&folder)?;
         let mut command = Program::named("cli/serves_a_file_until_told.c")?.command()?;
         command.arg(&folder).arg(contents).arg(NOBODY.to_string());

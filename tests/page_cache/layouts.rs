@@ -1,0 +1,154 @@
+//! `relayout` entries in the list of `pagelift cache keep`.
+
+use crate::align::align;
+use crate::keeping::{keep, list};
+use crate::needs;
+use crate::relayout::{OTHER_ADDRESS, disagreeing};
+use anyhow::{Result, ensure};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use test_support::{Context, Ending, Need, Output, Test, copy_program, test_case};
+
+pub fn tests() -> Vec<Test> {
+    vec![
+        test_case("keep/moves_the_segments_of_listed_files_after_each_upgrade", needs(), upgraded),
+        test_case("keep/moves_files_of_packages_only_if_told_or_diverted", needs(), packaged),
+        test_case("keep/moves_no_file_that_others_can_exchange", [needs(), vec![Need::Root]].concat(), changeable),
+    ]
+}
+
+fn listed(t: &Context, key: &str, path: &Path) -> Result<PathBuf> {
+    list(t, &format!("{key} = [\"{}\"]\n", path.display()))
+}
+
+/// The program in the other layout.
+fn moved(t: &Context, program: &Path) -> Result<Vec<u8>> {
+    let out = t.folder().join("expected");
+    align(t, &["--relayout", "-o", &out.to_string_lossy()], program)?.success()?;
+    Ok(fs::read(out)?)
+}
+
+fn upgraded(t: &Context) -> Result<()> {
+    let built = disagreeing(t, OTHER_ADDRESS)?;
+    let folder = roots_folder()?;
+    let program = folder.path().join("installed");
+    copy_program(t, &built, &program)?;
+    let expected = moved(t, &built)?;
+    let list = listed(t, "relayout", &program)?;
+    // The file system may have no large folios: that is another test's matter.
+    let said = t.run(keep(t, &list, &["--once"])?)?.stdout;
+    ensure!(said.contains("installed: laid out anew: huge pages for"), "{said}");
+    ensure!(fs::read(&program)? == expected);
+    let inode = program.metadata()?.ino();
+    let again = t.run(keep(t, &list, &["--relayout"])?)?.success()?;
+    ensure!(again.stdout.is_empty() && program.metadata()?.ino() == inode, "{again:?}");
+    // As dpkg and rpm do.
+    let new = folder.path().join("installed.dpkg-new");
+    copy_program(t, &built, &new)?;
+    fs::rename(new, &program)?;
+    t.run(keep(t, &list, &["--relayout"])?)?.success()?;
+    ensure!(fs::read(&program)? == expected, "the upgraded file was not moved");
+    crate::started(t, &program)?.finish()?.success()?;
+    Ok(())
+}
+
+/// Programs in the place of dpkg's: each file is of the package `shop`, and `$DIVERTER` has added `$DIVERTED` to the paths of
+/// files.
+fn dpkg(t: &Context) -> Result<PathBuf> {
+    let folder = t.folder().join("dpkg");
+    fs::create_dir(&folder)?;
+    let divert = "case $1 in --listpackage) [ -z \"$DIVERTED\" ] || echo $DIVERTER;; *) echo \"$2$DIVERTED\";; esac";
+    for (name, does) in [("dpkg-query", "echo \"shop: $3\""), ("dpkg-divert", divert)] {
+        let path = folder.join(name);
+        fs::write(&path, format!("#!/bin/sh\n{does}\n"))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(folder)
+}
+
+fn packaged(t: &Context) -> Result<()> {
+    let built = disagreeing(t, OTHER_ADDRESS)?;
+    let (sound, expected) = (fs::read(&built)?, moved(t, &built)?);
+    let folder = roots_folder()?;
+    let program = folder.path().join("installed");
+    copy_program(t, &built, &program)?;
+    let dpkg = dpkg(t)?;
+    let keep_by = |key: &str, diverted: &str, diverter: &str| -> Result<Output> {
+        let mut command: Command = keep(t, &listed(t, key, &program)?, &["--relayout"])?;
+        command.env("PATH", format!("{}:/usr/bin:/bin", dpkg.display())).env("DIVERTED", diverted);
+        command.env("DIVERTER", diverter);
+        t.run(command)
+    };
+    let keep = |key: &str, diverted: &str| keep_by(key, diverted, "LOCAL");
+    let refused = keep("relayout", "")?;
+    let says = ["the package shop", "dpkg-divert --local --no-rename", "relayout-packaged", "1 file did not get"];
+    ensure!(
+        refused.ending == Ending::Exit(125) && says.iter().all(|text| refused.stderr.contains(text)),
+        "{refused:?}"
+    );
+    ensure!(fs::read(&program)? == sound, "a refused file was changed");
+    keep("relayout-packaged", "")?.success()?;
+    ensure!(fs::read(&program)? == expected);
+    // The file that the package has installed before it was diverted.
+    fs::write(&program, &sound)?;
+    keep("relayout", ".distrib")?.success()?;
+    ensure!(fs::read(&program)? == expected);
+    // A diversion by another package, whose file this one is then.
+    let distributed = folder.path().join("installed.distrib");
+    fs::write(&distributed, "of another package")?;
+    fs::write(&program, &sound)?;
+    let others = keep_by("relayout", ".distrib", "wrappers")?;
+    ensure!(others.stderr.contains("the package shop") && fs::read(&program)? == sound, "{others:?}");
+    // An administrator's script in the place of a diverted file.
+    fs::write(&program, "#!/bin/sh\n# own\n")?;
+    let wrapper = keep("relayout", ".distrib")?;
+    ensure!(wrapper.stderr.contains("no program") && fs::read(&program)?.ends_with(b"own\n"), "{wrapper:?}");
+    fs::write(&program, &sound)?;
+    // An upgrade, of a program that must stay as it is, and back.
+    fs::write(&distributed, "#!/bin/sh\n")?;
+    let other = keep("relayout", ".distrib")?;
+    ensure!(other.ending == Ending::Exit(125) && other.stderr.contains("no sound 64-bit"), "{other:?}");
+    ensure!(fs::read(&program)? == b"#!/bin/sh\n", "the former version stayed");
+    fs::remove_file(&distributed)?;
+    copy_program(t, &built, &distributed)?;
+    let said = keep("relayout", ".distrib")?.success()?.stdout;
+    ensure!(said.contains("laid out anew") && fs::read(&program)? == expected, "{said}");
+    crate::started(t, &program)?.finish()?.success()?;
+    let inode = program.metadata()?.ino();
+    ensure!(keep("relayout", ".distrib")?.success()?.stdout.is_empty() && program.metadata()?.ino() == inode);
+    fs::set_permissions(&distributed, fs::Permissions::from_mode(0o4755))?;
+    let privileged = keep("relayout", ".distrib")?;
+    ensure!(privileged.stderr.contains("not copied") && privileged.stderr.contains("set-user-ID"), "{privileged:?}");
+    // The package has been removed.
+    fs::remove_file(&distributed)?;
+    let gone = keep("relayout", ".distrib")?;
+    ensure!(gone.ending == Ending::Exit(125) && gone.stderr.contains("a diverted file that is gone"), "{gone:?}");
+    Ok(())
+}
+
+/// A path through a link, and one that another user can change, are refused: the file may be any other by the next moment.
+fn changeable(t: &Context) -> Result<()> {
+    let built = disagreeing(t, OTHER_ADDRESS)?;
+    let sound = fs::read(&built)?;
+    let folder = roots_folder()?;
+    let (inner, link) = (folder.path().join("inner"), folder.path().join("link"));
+    let program = inner.join("installed");
+    fs::create_dir(&inner)?;
+    copy_program(t, &built, &program)?;
+    std::os::unix::fs::symlink(&program, &link)?;
+    let linked = t.run(keep(t, &listed(t, "relayout", &link)?, &["--relayout"])?)?;
+    let own = format!("list {}", program.display());
+    ensure!(linked.stderr.contains("a path with links") && linked.stderr.contains(&own), "{linked:?}");
+    std::os::unix::fs::chown(&inner, Some(65534), None)?;
+    let foreign = t.run(keep(t, &listed(t, "relayout", &program)?, &["--relayout"])?)?;
+    ensure!(foreign.stderr.contains("belongs to user 65534"), "{foreign:?}");
+    ensure!(fs::read(&program)? == sound && link.is_symlink(), "a refused file was changed");
+    Ok(())
+}
+
+/// A folder whose path only root can change, whoever owns the workspace.
+fn roots_folder() -> Result<tempfile::TempDir> {
+    Ok(tempfile::Builder::new().prefix("pagelift-layouts-").tempdir_in("/var/tmp")?)
+}
