@@ -16,9 +16,9 @@ use crate::need::Need;
 use crate::{scratch_folder, tests_folder};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::collections::hash_map::DefaultHasher;
-use std::fs::{self, File};
+use std::ffi::OsString;
+use std::fs;
 use std::hash::{Hash, Hasher};
-use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -224,17 +224,20 @@ impl Program {
 /// Copies a program so that the page cache keeps the copy in small folios. A linker writes large pieces, which a file system may
 /// keep in huge folios. The kernel then maps the code with huge pages in 1 start of 512, if the base is aligned by chance.
 fn copy_in_small_pieces(from: &Path, to: &Path) -> Result<()> {
-    const PIECE: usize = 64 << 10;
-    let (text, mut copy) = (fs::read(from)?, File::create(to)?);
-    for piece in text.chunks(PIECE) {
-        // Holes stay holes.
-        match piece.iter().all(|&byte| byte == 0) {
-            true => drop(copy.seek(SeekFrom::Current(piece.len() as i64))?),
-            false => copy.write_all(piece)?,
-        }
-    }
-    copy.set_len(text.len() as u64)?;
-    Ok(copy.set_permissions(fs::metadata(from)?.permissions())?)
+    let operand = |name: &str, path: &Path| {
+        let mut operand = OsString::from(name);
+        operand.push(path);
+        operand
+    };
+    // By another process: a child that another test is just starting would still have the file open for writing, and the program
+    // could not be executed. Holes stay holes.
+    let mut dd = Command::new("dd");
+    dd.args([operand("if=", from), operand("of=", to)]).args(["bs=64K", "conv=sparse", "status=none"]);
+    let output = dd.output().with_context(|| format!("cannot start {dd:?}"))?;
+    ensure!(output.status.success(), "{dd:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let (original, copied) = (fs::metadata(from)?, fs::metadata(to)?.len());
+    ensure!(copied == original.len(), "{dd:?} has copied {copied} bytes of {}", original.len());
+    Ok(fs::set_permissions(to, original.permissions())?)
 }
 
 #[cfg(test)]
