@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Ending, Need, Output, Test, copy_program, test_case};
+use test_support::{Context, Ending, Need, Output, Test, copy_program, test_case, write_script};
 
 pub fn tests() -> Vec<Test> {
     vec![
@@ -61,9 +61,7 @@ fn dpkg(t: &Context) -> Result<PathBuf> {
     fs::create_dir(&folder)?;
     let divert = "case $1 in --listpackage) [ -z \"$DIVERTED\" ] || echo $DIVERTER;; *) echo \"$2$DIVERTED\";; esac";
     for (name, does) in [("dpkg-query", "echo \"shop: $3\""), ("dpkg-divert", divert)] {
-        let path = folder.join(name);
-        fs::write(&path, format!("#!/bin/sh\n{does}\n"))?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+        write_script(t, &folder.join(name), &format!("#!/bin/sh\n{does}\n"))?;
     }
     Ok(folder)
 }
