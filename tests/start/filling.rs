@@ -78,11 +78,14 @@ fn last_report(path: &Path) -> Result<Value> {
     Ok(found)
 }
 
-/// Has the program fill the rest, waits for its lift, and has the program end.
-fn fill_and_end(mut session: Session, pid: u32, all: u64) -> Result<Output> {
+/// Has the program fill the rest, waits for its lift and for the report about that, and has the program end.
+fn fill_and_end(mut session: Session, pid: u32, all: u64, (path, word): (&Path, &str)) -> Result<Output> {
     session.send("\n")?;
     session.wait_for_line("ready")?;
     await_huge(pid, all)?;
+    // The helper reads back the result after the last block, from processes that must not have ended.
+    let is_told = || report(path)[word]["segments"][0]["huge_after"].as_u64() == Some(all);
+    poll_until(BOUND, &format!("a report of {all} huge bytes"), is_told).with_context(|| report(path).to_string())?;
     session.send("\n")?;
     session.finish()
 }
@@ -95,7 +98,8 @@ fn filled_later(t: &Context, lift: &str, kind: &str, options: &[&str]) -> Result
     session.wait_for_line("ready")?;
     let pid = session.pid();
     await_huge(pid, all / 2)?;
-    let output = fill_and_end(session, pid, all)?;
+    let word = if kind == "anon" { "anon" } else { "shared" };
+    let output = fill_and_end(session, pid, all, (&path, word))?;
     t.keep(&output);
     ensure!(output.ending == Ending::Exit(0) && output.stdout.contains("the same"), "{}", output.stdout);
     let noun = if kind == "anon" { "anonymous memory" } else { "shared memory" };
@@ -103,7 +107,6 @@ fn filled_later(t: &Context, lift: &str, kind: &str, options: &[&str]) -> Result
     ensure!(says(&format!("{noun} is lifted in place as it fills")), "{}", output.stderr);
     ensure!(says(&format!("{noun}: {0} of {0} on huge pages", format_bytes(all))), "{}", output.stderr);
     let report = last_report(&path)?;
-    let word = if kind == "anon" { "anon" } else { "shared" };
     ensure!(report[word]["segments"][0]["huge_after"].as_u64() == Some(all), "{report}");
     let watched = &report["watched"];
     let (looks, lifts) = (watched["looks"].as_u64(), watched["lifts"].as_u64());
@@ -128,7 +131,7 @@ fn named_descendants(t: &Context) -> Result<()> {
     session.wait_for_line("ready")?;
     let pid = first_number(&session)?;
     await_huge(pid, all / 2)?;
-    let output = fill_and_end(session, pid, all)?;
+    let output = fill_and_end(session, pid, all, (&path, "shared"))?;
     ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
     let report = last_report(&path)?;
     ensure!(report["pid"].as_u64() == Some(pid.into()), "{report}");
@@ -149,10 +152,14 @@ fn more_programs_than_descriptors(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The number in the first line that is one.
+/// The number in the first line that is one: the shell may print it after the program has begun.
 fn first_number(session: &Session) -> Result<u32> {
-    let text = session.stdout_so_far();
-    text.lines().find_map(|line| line.parse().ok()).with_context(|| format!("no number in {text}"))
+    let mut number = None;
+    poll_until(BOUND, "the number of the program", || {
+        number = session.stdout_so_far().lines().find_map(|line| line.parse().ok());
+        number.is_some()
+    })?;
+    number.context("no number")
 }
 
 /// A launcher ends, and what it has started fills on.
@@ -172,7 +179,7 @@ fn outlives(t: &Context) -> Result<()> {
     await_huge(pid, all / 2)?;
     fs::write(&fifo, "go\n")?;
     poll_until(BOUND, "the shell to end", || session.has_ended().unwrap_or(false))?;
-    let output = fill_and_end(session, pid, all)?;
+    let output = fill_and_end(session, pid, all, (&path, "shared"))?;
     ensure!(output.ending == Ending::Exit(5), "{:?}: {}", output.ending, output.stderr);
     ensure!(last_report(&path)?["shared"]["segments"][0]["huge_after"].as_u64() == Some(all), "{}", report(&path));
     Ok(())
