@@ -190,6 +190,8 @@ fn few_capabilities(t: &Context) -> Result<()> {
         end(t, session)?;
         Ok(said)
     };
+    // No block is left alone for lack of free memory in pieces of a huge page.
+    fs::write("/proc/sys/vm/compact_memory", "1")?;
     let few = "+sys_ptrace,+sys_nice,+dac_override";
     let said = lift_with(few)?;
     ensure!(said.contains("needed: CAP_CHECKPOINT_RESTORE"), "{said}");
@@ -269,6 +271,8 @@ fn filled_later(t: &Context) -> Result<()> {
         let is_lifted = is_lifted();
         is_lifted || fs::write("/proc/sys/vm/compact_memory", "1").is_err()
     })?;
+    // The result is read back after the last block, from processes that must not have ended.
+    watcher.wait_for_stderr(&format!("shared memory: {0} of {0} on huge pages", format_bytes(all)))?;
     end(t, session)?;
     let told = watcher.finish()?.success()?.stderr;
     ensure!(told.matches(" on huge pages, ").count() >= 2 && told.contains(&format_bytes(all)), "{told}");
