@@ -141,6 +141,8 @@ fn filled_later(t: &Context, kind: &str) -> Result<()> {
     let pid = session.pid();
     let watcher = t.session(t.pagelift(&["attach", "--watch", "--lift", kind, &pid.to_string()])?)?;
     watcher.wait_for_stderr(" on huge pages, ")?;
+    // Blocks that find no free memory in pieces of a huge page are tried again after minutes.
+    fs::write("/proc/sys/vm/compact_memory", "1")?;
     session.send("\n")?;
     session.wait_for_line("ready")?;
     poll_until(BOUND, "what was filled later to be lifted", || huge_bytes(pid).is_ok_and(|huge| huge == all))?;
