@@ -1,6 +1,6 @@
 //! Starts of which nobody wants to hear: what the kernel maps by huge pages by itself is not traced.
 
-use crate::files::own_copy;
+use crate::files::{own_copy, prepared};
 use crate::{check_all_from_file, end, start};
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -67,8 +67,7 @@ fn told(t: &Context) -> Result<()> {
 
 fn moved(t: &Context) -> Result<()> {
     let path = own_copy(t, "pie_by_default")?;
-    t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success()?;
-    let _held = hold(t, &path)?;
+    let _held = prepared(t, std::slice::from_ref(&path), 100)?;
     for _ in 0..3 {
         let session = start(t, &QUIET, &path)?;
         ensure!(process_field(session.pid(), "TracerPid").as_deref() == Some("0"), "it is traced");
@@ -91,8 +90,7 @@ fn copied_of_vdso(session: &Session) -> Result<String> {
 /// The helper may be killed at any moment.
 fn killed(t: &Context) -> Result<()> {
     let path = own_copy(t, "pie_by_default")?;
-    t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success()?;
-    let _held = hold(t, &path)?;
+    let _held = prepared(t, std::slice::from_ref(&path), 100)?;
     let mut kills = 0;
     for round in 0..KILLS * 2 {
         let session = t.session(t.lifted(&QUIET, &Command::new(&path))?)?;
