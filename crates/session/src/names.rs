@@ -142,11 +142,17 @@ mod tests {
         assert!(!called_only.has("rustc") && called_only.has("rustup"));
     }
 
+    /// Copies a program by another process: a child that another test is just starting would still have the file open for
+    /// writing.
+    fn copy_sleep(to: &Path) {
+        assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(to).status().unwrap().success());
+    }
+
     #[test]
     fn an_upgrade_keeps_the_name_of_the_link() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("the-server"), folder.path().join("a-link"));
-        std::fs::copy("/bin/sleep", &file).unwrap();
+        copy_sleep(&file);
         std::os::unix::fs::symlink(&file, &link).unwrap();
         let mut child = std::process::Command::new(&link).arg("60").spawn().unwrap();
         let pid = child.id().try_into().unwrap();
@@ -185,7 +191,7 @@ mod tests {
     fn an_upgraded_program_keeps_its_name_and_one_that_has_ended_has_none() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("server");
-        std::fs::copy("/bin/sleep", &file).unwrap();
+        copy_sleep(&file);
         let mut child = std::process::Command::new(&file).arg("1000").spawn().unwrap();
         let pid = child.id() as i32;
         std::fs::remove_file(&file).unwrap();
