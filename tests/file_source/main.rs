@@ -163,6 +163,8 @@ fn foreseen(t: &Context) -> Result<()> {
         let path =
             files::own_copy_of(t, &Program::named("start/pie_by_default.c")?.build()?, &format!("program{number}"))?;
         make_small(&path)?;
+        // A start that prepares the file needs free memory in pieces of a huge page.
+        fs::write("/proc/sys/vm/compact_memory", "1")?;
         let held = match state {
             "huge" => files::prepared(t, std::slice::from_ref(&path), 100)?,
             "mapped by another" => {
