@@ -148,5 +148,7 @@ fn changeable(t: &Context) -> Result<()> {
 
 /// A folder whose path only root can change, whoever owns the workspace.
 fn roots_folder() -> Result<tempfile::TempDir> {
-    Ok(tempfile::Builder::new().prefix("pagelift-layouts-").tempdir_in("/var/tmp")?)
+    // `keep` moves no file whose path has links.
+    let parent = fs::canonicalize("/var/tmp")?;
+    Ok(tempfile::Builder::new().prefix("pagelift-layouts-").tempdir_in(parent)?)
 }
