@@ -110,10 +110,10 @@ fn a_thread_that_does_not_return_from_a_call_is_left_alone_and_goes_on_by_itself
     let injector = Injector::new(&stopped, &space, &ThreadStatus::read(pid)).unwrap();
     let code = injector.code.as_ref().unwrap().range();
     let mut injector = injector.within(Duration::from_millis(200));
-    let arguments = sleep_of(&mut injector, 2);
+    let arguments = sleep_of(&mut injector, 4);
     let begun = Instant::now();
     let error = injector.call(libc::SYS_nanosleep, arguments).unwrap_err();
-    assert!(matches!(error, InjectError::NoReturn { .. }) && begun.elapsed() < Duration::from_secs(1), "{error}");
+    assert!(matches!(error, InjectError::NoReturn { .. }) && begun.elapsed() < Duration::from_secs(3), "{error}");
     assert!(matches!(injector.loss(), Some(InjectError::NoReturn { .. })));
     // No other call is made, and the thread is not changed.
     assert!(matches!(injector.call(libc::SYS_getpid, [0; 6]), Err(InjectError::NoReturn { .. })));
