@@ -147,7 +147,7 @@ const STATES: [(&str, &[&str]); 5] = [
 /// Bytes of code and read-only data by source, and bytes that are lifted later.
 type Foreseen = (BTreeMap<String, u64>, u64);
 
-/// The command, on a machine where a lift costs next to nothing: no part of it is postponed, as with the starts at any price.
+/// The command on a machine with low costs of a lift: nothing is postponed, as in the starts at any price.
 fn at_low_costs(command: &Command) -> Command {
     const COSTS: &str = "umask 022 && mount -t tmpfs none /run && mkdir /run/pagelift && \
                          echo lift-costs-1 1 1 1 1 >/run/pagelift/lift-costs && exec \"$@\"";

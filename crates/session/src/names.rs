@@ -142,8 +142,8 @@ mod tests {
         assert!(!called_only.has("rustc") && called_only.has("rustup"));
     }
 
-    /// Copies a program by another process: a child that another test is just starting would still have the file open for
-    /// writing.
+    /// Copies a program by cp: the kernel executes no file that is open for writing, and a child of another test inherits the
+    /// open files of this process until it executes its program.
     fn copy_sleep(to: &Path) {
         assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(to).status().unwrap().success());
     }

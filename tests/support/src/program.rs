@@ -229,8 +229,8 @@ fn copy_in_small_pieces(from: &Path, to: &Path) -> Result<()> {
         operand.push(path);
         operand
     };
-    // By another process: a child that another test is just starting would still have the file open for writing, and the program
-    // could not be executed. Holes stay holes.
+    // dd writes the file: the kernel executes no file that is open for writing, and a child of another test inherits the open
+    // files of this process until it executes its program. Holes stay holes.
     let mut dd = Command::new("dd");
     dd.args([operand("if=", from), operand("of=", to)]).args(["bs=64K", "conv=sparse", "status=none"]);
     let output = dd.output().with_context(|| format!("cannot start {dd:?}"))?;

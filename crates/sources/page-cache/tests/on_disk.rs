@@ -151,7 +151,8 @@ fn a_link_leads_to_its_file_and_stays() {
 #[test]
 fn a_file_that_runs_is_replaced_and_goes_on() {
     let sample = sample();
-    // By another process: a child that another test is just starting would still have the file open for writing.
+    // cp writes the file: the kernel executes no file that is open for writing, and a child of another test inherits the open
+    // files of this process until it executes its program.
     let mut copy = std::process::Command::new("cp");
     assert!(copy.arg("/bin/sleep").arg(&sample.path).status().unwrap().success());
     let mut child = std::process::Command::new(&sample.path).arg("60").spawn().unwrap();
