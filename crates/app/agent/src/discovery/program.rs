@@ -160,6 +160,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::process::Stdio;
 
+    /// Copies a program by another process. A child of another test can inherit a descriptor of this process, and then the copy
+    /// cannot be executed until the child has executed its program.
+    fn copy(from: &str, to: &Path) {
+        assert!(std::process::Command::new("cp").arg(from).arg(to).status().unwrap().success());
+    }
+
     #[test]
     fn the_environment_has_its_first_values() {
         let wanted = ["A".to_owned(), "PAGELIFT_AGENT".to_owned()].into();
@@ -197,18 +203,23 @@ mod tests {
     #[test]
     fn an_upgrade_of_the_package_is_no_other_program() {
         let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("sleep");
-        fs::copy("/bin/sleep", &program).unwrap();
-        let mut child = std::process::Command::new(&program).arg("60").spawn().unwrap();
+        let program = folder.path().join("cat");
+        copy("/bin/cat", &program);
+        let mut command = std::process::Command::new(&program);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let pid = child.id() as i32;
+        // The kernel sets the begin of the stack last. A program that answers has one.
+        child.stdin.as_mut().unwrap().write_all(b"x\n").unwrap();
+        let mut answer = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut answer).unwrap();
         let before = executed_file(pid);
-        fs::hard_link(&program, folder.path().join("sleep.old")).unwrap();
+        fs::hard_link(&program, folder.path().join("cat.old")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
         fs::remove_file(&program).unwrap();
         let after = executed_file(pid);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(before.is_some() && before == after, "{before:?} {after:?}");
+        assert!(answer == "x\n" && before.is_some() && before == after, "{before:?} {after:?}");
     }
 
     /// A restart of the same file in the same process is one; a time that its owner sets is none.
@@ -216,7 +227,7 @@ mod tests {
     fn an_exec_is_another_address_space() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("sh");
-        fs::copy("/bin/sh", &program).unwrap();
+        copy("/bin/sh", &program);
         let words = ["-c", "echo first; read x; exec \"$0\" -c 'echo again; read x'", program.to_str().unwrap()];
         let mut command = std::process::Command::new(&program);
         let mut child = command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -165,10 +165,14 @@ fn measured(worker: &Simulated, settings: Settings, is_switched_off: bool) -> Af
 
 fn candidate(agent: &mut Agent<'_>, pid: i32) -> Candidate {
     let sample: Sample = Sampler::now().unwrap().sample(pid).unwrap();
-    // The child may not have executed the program yet.
+    let is_asleep = || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, behind_name)| behind_name.starts_with('S'))
+    };
+    // The child may not have executed the program yet. The kernel sets the begin of the stack, which identifies it, last.
     let program = loop {
         let program = program_of(pid, &BTreeSet::new()).unwrap();
-        if program.exe.ends_with("sleep") {
+        if program.exe.ends_with("sleep") && is_asleep() {
             break program;
         }
         thread::yield_now();

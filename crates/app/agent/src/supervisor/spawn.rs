@@ -170,14 +170,15 @@ fn exchange(child: &mut Child, mut input: UnixStream, request: &Request) -> Resu
 mod tests {
     use super::*;
     use crate::decision::Identity;
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
 
+    /// Writes the script by another process. A child of another test can inherit a descriptor of this process, and then the script
+    /// cannot be executed until the child has executed its program.
     fn perform(script: &str) -> Result<Answer, String> {
+        const WRITE: &str = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$2\" && chmod 755 \"$2\"";
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("worker");
-        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let written = Command::new("sh").args(["-c", WRITE, "sh", script]).arg(&program).status().unwrap();
+        assert!(written.success());
         WorkerProcess::of(&program).perform(&request(folder.path()))
     }
 
