@@ -12,8 +12,11 @@ use test_support::{Context, Ending, Program, Session, View, poll_until};
 
 const PROGRAM: &str = "agent/serves_from_large_code.c";
 const SOON: Duration = Duration::from_secs(60);
-/// The longest wait for a measurement: a process uses 12 s of CPU time before it, and blocks may be dropped on a busy machine.
-pub const LONG: Duration = Duration::from_secs(600);
+/// The longest wait for a measurement, which ends after 12 minutes at the latest: a process uses 12 s of CPU time before it, and
+/// blocks may be dropped on a busy machine.
+pub const LONG: Duration = Duration::from_secs(900);
+/// The longest life of an agent and its programs.
+const LIFE: Duration = Duration::from_secs(1800);
 
 /// Files of one agent.
 pub struct Machine<'a> {
@@ -83,7 +86,7 @@ impl<'a> Machine<'a> {
     /// Starts an agent.
     pub fn agent(&self) -> Result<Session> {
         let command = self.pagelift(&["run", "--verdicts", &self.verdicts().display().to_string()])?;
-        self.t.session_within(command, LONG)
+        self.t.session_within(command, LIFE)
     }
 
     /// The folder of the verdicts.
@@ -148,7 +151,7 @@ impl<'a> Machine<'a> {
     }
 
     fn start(&self, command: Command) -> Result<Served> {
-        let session = self.t.session(command)?;
+        let session = self.t.session_within(command, LIFE)?;
         session.wait_for_line("ready")?;
         Ok(Served { session, checks: 0 })
     }

@@ -1,9 +1,9 @@
 //! A cgroup with one limit for one test, of whichever version the machine has, removed when it is dropped.
 
-use crate::context::Context;
+use crate::context::{Context, Skipped};
 use crate::process::poll_until;
 use address_space::PageSize;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -155,9 +155,11 @@ pub struct Freezer {
 
 impl Freezer {
     /// # Errors
-    /// The machine has no hierarchy of version 2, or this is not root.
+    /// [`Skipped`] if the machine has no hierarchy of version 2. The kernel's, if this is not root.
     pub fn new() -> Result<Self> {
-        let (root, _) = mounts("cgroup2").next().context("no cgroup hierarchy of version 2 is mounted")?;
+        let Some((root, _)) = mounts("cgroup2").next() else {
+            bail!(Skipped("no cgroup hierarchy of version 2 is mounted".to_owned()));
+        };
         let folder = root.join(format!("pagelift-test-{}-frozen", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(Self { folder })
