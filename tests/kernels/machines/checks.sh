@@ -61,7 +61,7 @@ smaps_sum() {
 ended() { ! grep -q '^State:.[^Z]' /proc/$1/status 2>/dev/null; }
 
 # plain_output PROGRAM...: what it prints and its status when it runs by itself.
-plain_output() { echo go | timeout -s KILL 60 "$@" 2>&1; echo "status $?"; }
+plain_output() { echo go | timeout -s KILL 200 "$@" 2>&1; echo "status $?"; }
 
 # plain_of PROGRAM: sets $plain to the file with that output. PROGRAM runs once for all its checks, since a run takes a fifth
 # of a check's time.
@@ -82,7 +82,7 @@ start() {
     # For reading, too, which waits for nobody: an orphan that ends during the read would interrupt it, and end this shell.
     exec 3<>/tmp/in
     tries=0
-    until grep -q '^ready' /tmp/out || [ $tries -ge 600 ] || [ ! -d /proc/$pid ]; do
+    until grep -q '^ready' /tmp/out || [ $tries -ge 2400 ] || [ ! -d /proc/$pid ]; do
         usleep 50000
         tries=$((tries + 1))
     done
@@ -93,7 +93,7 @@ stop() {
     echo go >&3
     exec 3>&-
     tries=0
-    until [ $tries -ge 1200 ] || ended $pid; do
+    until [ $tries -ge 4800 ] || ended $pid; do
         usleep 50000
         tries=$((tries + 1))
     done
