@@ -80,7 +80,7 @@ fn interrupted(t: &Context) -> Result<()> {
     let session = started(t)?;
     let plainly = t.session(lifting(t, &session, &["--for", "3600"])?)?;
     // Its counters and marks are opened after the process is found plain.
-    poll_until(Duration::from_secs(20), "the first window", || watches(&plainly, &session))?;
+    poll_until(Duration::from_secs(60), "the first window", || watches(&plainly, &session))?;
     plainly.signal(Signal::SIGINT)?;
     let output = plainly.finish()?.success()?;
     ensure!(output.stdout.contains("Not measured lifted: interrupted"), "{}", output.stdout);
