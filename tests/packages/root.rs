@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
-use test_support::{Context, debian_mirror, scratch_folder};
+use test_support::{Context, make_debian, scratch_folder};
 
 /// Runs `$SCRIPT` in `$ROOT`, with `/proc`, `/sys` and `/dev`, in namespaces whose mounts end with it. `$LAYERS`, if it is set,
 /// is an empty folder for a copy-on-write copy of `/`, which is then the root.
@@ -78,10 +78,8 @@ impl Root {
         let made = MADE.lock().map_err(|_| anyhow::anyhow!("another test has failed to make the root"))?;
         if !pristine.exists() {
             let part = pristine.with_extension(format!("{}", std::process::id()));
-            let mut make = Command::new("mmdebstrap");
-            make.args(["--quiet", "--variant=essential", "--format=directory"]).args(more);
-            make.arg(codename).arg(&part).arg(debian_mirror()?);
-            t.run(make)?.success()?;
+            let options = [&["--quiet", "--variant=essential", "--format=directory"], more].concat();
+            make_debian(t, &options, codename, &part)?;
             fs::rename(&part, &pristine)?;
         }
         drop(made);

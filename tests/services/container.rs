@@ -88,8 +88,9 @@ impl Container {
         self.run(&["systemctl", "is-active", unit]).is_ok()
     }
 
-    /// What a unit has written.
+    /// What a unit has written so far. The journal reads that some time later, unless it is told to.
     pub fn journal(&self, unit: &str) -> Result<String> {
+        self.run(&["journalctl", "--sync"])?;
         self.run(&["journalctl", "-o", "cat", "--no-pager", "-u", unit])
     }
 

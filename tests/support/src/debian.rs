@@ -1,6 +1,7 @@
 //! A Debian with systemd and servers, from packages: made once, kept as an archive, and unpacked by each test that boots it.
 
 use crate::context::{Context, Skipped};
+use crate::process::Ending;
 use crate::scratch_folder;
 use anyhow::{Result, bail};
 use nix::fcntl::{Flock, FlockArg};
@@ -34,6 +35,9 @@ impl DebianRelease {
 
 /// Generous: the mirror may be slow.
 const MAKING: Duration = Duration::from_secs(900);
+/// The mirror may be out of reach for a moment.
+const TRIES: u32 = 3;
+const BETWEEN_TRIES: Duration = Duration::from_secs(20);
 
 /// Unpacks the Debian into a new folder.
 ///
@@ -51,12 +55,39 @@ pub fn unpack_debian(t: &Context, release: DebianRelease, root: &Path) -> Result
 ///
 /// # Errors
 /// [`Skipped`] where it uses none of Debian.
-pub fn debian_mirror() -> Result<String> {
+fn debian_mirror() -> Result<String> {
     let output =
         Command::new("apt-get").args(["indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(LABEL)"]).output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let debian = text.lines().find_map(|line| line.strip_suffix(" Debian Debian"));
     debian.map(str::to_owned).ok_or_else(|| Skipped("apt has no Debian mirror here".to_owned()).into())
+}
+
+/// Makes a root from packages by mmdebstrap with these options, as a folder or as an archive.
+///
+/// # Errors
+/// [`Skipped`] if apt has no mirror, or if the root cannot be made from it, which is tried again.
+pub fn make_debian(t: &Context, options: &[&str], codename: &str, output: &Path) -> Result<()> {
+    let mirror = debian_mirror()?;
+    let mut why = String::new();
+    for attempt in 0..TRIES {
+        if attempt > 0 {
+            std::thread::sleep(BETWEEN_TRIES);
+        }
+        let mut make = Command::new("mmdebstrap");
+        make.args(options).arg(codename).arg(output).arg(&mirror);
+        match t.run_within(make, MAKING) {
+            Ok(made) if made.ending == Ending::Exit(0) => return Ok(()),
+            Ok(made) => made.stderr.lines().last().unwrap_or_default().clone_into(&mut why),
+            Err(error) => why = format!("{error:#}"),
+        }
+        if output.is_dir() {
+            fs::remove_dir_all(output)?;
+        } else if output.exists() {
+            fs::remove_file(output)?;
+        }
+    }
+    bail!(Skipped(format!("mmdebstrap could not make a root: {why}")))
 }
 
 /// The archive; made from packages where it is not there yet.
@@ -71,18 +102,9 @@ fn archive(t: &Context, release: DebianRelease) -> Result<PathBuf> {
         return Ok(archive);
     }
     let part = archive.with_extension("part.tar");
-    let mut make = Command::new("mmdebstrap");
-    make.args(["--variant=minbase", "--include", packages]);
-    for folder in ["man", "doc", "locale"] {
-        make.arg(format!("--dpkgopt=path-exclude=/usr/share/{folder}/*"));
-    }
-    make.arg(codename).arg(&part).arg(debian_mirror()?);
-    let made = t.run_within(make, MAKING)?;
-    let said = made.stderr.lines().last().unwrap_or_default().to_owned();
-    if made.success().is_err() {
-        let _ = fs::remove_file(&part);
-        bail!(Skipped(format!("mmdebstrap could not make a root: {said}")));
-    }
+    let left_out = ["man", "doc", "locale"].map(|folder| format!("--dpkgopt=path-exclude=/usr/share/{folder}/*"));
+    let left_out = left_out.each_ref().map(String::as_str);
+    make_debian(t, &[&["--variant=minbase", "--include", packages][..], &left_out].concat(), codename, &part)?;
     fs::rename(part, &archive)?;
     Ok(archive)
 }
