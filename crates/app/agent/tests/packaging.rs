@@ -3,9 +3,10 @@
 
 use agent::decision::{Reason, State};
 use agent::metrics::{Lifted, ProgramGain, Snapshot, text::open_metrics};
-use agent::rules::{Mode, read_folder};
+use agent::rules::{Configuration, Mode, read_folder};
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -87,17 +88,34 @@ fn queries() -> Vec<String> {
     found
 }
 
+/// Reads rules from files that nobody else may write, whoever owns the sources, and whatever their modes are.
+fn read_rules(files: &[(String, String)]) -> Configuration {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    read_folder(folder.path()).unwrap_or_else(|errors| panic!("{files:?}: {errors:?}"))
+}
+
 #[test]
 fn example_rules_are_understood() {
-    let configuration = read_folder(&packaging().join("examples/agent.d")).unwrap();
+    let examples = fs::read_dir(packaging().join("examples/agent.d")).unwrap();
+    let examples: Vec<(String, String)> = examples
+        .map(|entry| {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let example = text(&format!("examples/agent.d/{name}"));
+            (name, example)
+        })
+        .collect();
+    assert_eq!(examples.len(), 2);
+    let configuration = read_rules(&examples);
     assert_eq!(configuration.settings.mode, Mode::Observe, "an example that is copied lifts nothing");
     assert_eq!(configuration.rules.len(), 2);
-    let acts = tempfile::tempdir().unwrap();
-    for name in ["50-databases.toml", "60-pods.toml"] {
-        let example = text(&format!("examples/agent.d/{name}"));
-        fs::write(acts.path().join(name), example.replace("mode = \"observe\"", "mode = \"act\"")).unwrap();
-    }
-    assert_eq!(read_folder(acts.path()).unwrap().settings.mode, Mode::Act);
+    let acts = |text: &str| text.replace("mode = \"observe\"", "mode = \"act\"");
+    let act: Vec<_> = examples.iter().map(|(name, example)| (name.clone(), acts(example))).collect();
+    assert_eq!(read_rules(&act).settings.mode, Mode::Act);
 }
 
 #[test]
@@ -108,11 +126,8 @@ fn rules_in_manifests_are_understood() {
         let all = text(path);
         let rules = all.split_once(key).unwrap().1;
         let rules: Vec<&str> = rules.lines().take_while(|line| line.is_empty() || line.starts_with("    ")).collect();
-        let folder = tempfile::tempdir().unwrap();
         let rules = rules.join("\n").replace("mode = \"observe\"", "mode = \"act\"");
-        fs::write(folder.path().join("50.toml"), rules).unwrap();
-        let configuration = read_folder(folder.path()).unwrap_or_else(|errors| panic!("{path}: {errors:?}"));
-        assert_eq!(configuration.rules.len(), 1, "{path}");
+        assert_eq!(read_rules(&[("50.toml".to_owned(), rules)]).rules.len(), 1, "{path}");
     }
 }
 

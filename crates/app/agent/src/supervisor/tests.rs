@@ -9,6 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::cell::RefCell;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 
@@ -66,7 +67,9 @@ impl Bench {
         let program = folder.path().join("burner");
         fs::copy("/bin/sh", &program).unwrap();
         let rule = format!("[[rule]]\nname = \"r\"\nmatch = {{ exe = \"{}\" }}\nkeep = \"always\"", program.display());
-        fs::write(rules.join("10.toml"), format!("[agent]\n{settings}\n{given}\n{rule}\n{more}\n")).unwrap();
+        let file = rules.join("10.toml");
+        fs::write(&file, format!("[agent]\n{settings}\n{given}\n{rule}\n{more}\n")).unwrap();
+        fs::set_permissions(file, fs::Permissions::from_mode(0o644)).unwrap();
         let child = loop {
             match Command::new(&program).args(["-c", BURN]).stdin(Stdio::piped()).spawn() {
                 // A child of another test has inherited the file while it was written, until it executes its program.
