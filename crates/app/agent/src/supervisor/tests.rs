@@ -16,7 +16,7 @@ use std::rc::Rc;
 /// Longest wait for a decision.
 const SOON: Duration = Duration::from_secs(120);
 /// Uses more CPU time than a lift costs, then waits.
-const BURN: &str = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; read x";
+const BURN: &str = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done; read x";
 
 type Answers = dyn FnMut(&Request) -> Result<Answer, String>;
 
