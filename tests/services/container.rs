@@ -88,7 +88,7 @@ impl Container {
         self.run(&["systemctl", "is-active", unit]).is_ok()
     }
 
-    /// What a unit has written so far. The journal reads that some time later, unless it is told to.
+    /// The messages of a unit so far. The journal receives them with a delay, unless it is synchronized.
     pub fn journal(&self, unit: &str) -> Result<String> {
         self.run(&["journalctl", "--sync"])?;
         self.run(&["journalctl", "-o", "cat", "--no-pager", "-u", unit])

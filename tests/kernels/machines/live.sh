@@ -57,7 +57,7 @@ not_lifted() {
 
 seconds() { awk '{ print int($1) }' /proc/uptime; }
 
-# rounds N NAME: the program is lifted to each source and put back so many times, which takes $rounds_took seconds.
+# rounds N NAME: lifts the program to each source and restores it, N times. $rounds_took is the time in seconds.
 rounds_took=0
 rounds() {
     round=0 again=0 begun=$(seconds)
