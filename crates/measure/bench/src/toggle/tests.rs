@@ -6,6 +6,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::atomic::AtomicBool;
 
+/// Time for a dozen blocks of 12 ms also if other tests use all CPUs.
+const MANY_BLOCKS: Duration = Duration::from_millis(2500);
+
 /// This process as the program: its state, and what was done to it.
 #[derive(Default)]
 struct Program {
@@ -101,7 +104,7 @@ fn run_with(program: Program, time: Duration, interrupted: bool) -> (Rc<RefCell<
 
 #[test]
 fn the_program_is_left_plain_when_time_is_up() {
-    let (program, record) = run_with(Program::default(), Duration::from_millis(400), false);
+    let (program, record) = run_with(Program::default(), MANY_BLOCKS, false);
     assert_eq!(program.borrow().state, None);
     assert_eq!(record.ended(), Some(&Ended::TimeIsUp));
     assert!(record.blocks().len() > 6 && record.switches().count() > 6);
@@ -163,7 +166,7 @@ fn what_is_no_number_ends_it() {
 fn an_arm_that_lifts_nothing_is_left_out_and_the_others_go_on() {
     for from in [0, 9] {
         let program = Program { nothing: vec![(1, from)], ..Program::default() };
-        let (program, record) = run_with(program, Duration::from_millis(1500), false);
+        let (program, record) = run_with(program, MANY_BLOCKS, false);
         assert_eq!((program.borrow().state, record.ended()), (None, Some(&Ended::TimeIsUp)));
         let answer = record.answer();
         assert!(answer.arms[0].blocks > 3 && answer.arms[1].blocks <= from as usize, "{answer:?}");
@@ -175,7 +178,7 @@ fn an_arm_that_lifts_nothing_is_left_out_and_the_others_go_on() {
 #[test]
 fn a_lift_that_finds_no_pages_once_is_made_again() {
     let program = Program { nothing_once: Some(8), ..Program::default() };
-    let (program, record) = run_with(program, Duration::from_millis(900), false);
+    let (program, record) = run_with(program, MANY_BLOCKS, false);
     assert_eq!((program.borrow().state, record.ended()), (None, Some(&Ended::TimeIsUp)));
     assert!(program.borrow().switches > 20);
     let answer = record.answer();
@@ -203,7 +206,7 @@ fn what_is_needed_beside_it_ends_it_with_its_own_reason() {
 /// A switch precedes each window but the third in every block, so that its effects are the same in all states.
 #[test]
 fn windows_of_all_blocks_stand_behind_switches_alike() {
-    let (_, record) = run_with(Program::default(), Duration::from_millis(900), false);
+    let (_, record) = run_with(Program::default(), MANY_BLOCKS, false);
     let (mut arms, mut controls) = (Vec::new(), Vec::new());
     let mut switches = 0;
     for event in &record.events {
@@ -228,7 +231,7 @@ fn windows_of_all_blocks_stand_behind_switches_alike() {
 /// A control that mostly uses one arm does not measure the other arm's switches.
 #[test]
 fn controls_go_through_the_arms_in_turn_block_by_block() {
-    let (_, record) = run_with(Program::default(), Duration::from_millis(900), false);
+    let (_, record) = run_with(Program::default(), MANY_BLOCKS, false);
     let (mut through, mut of_block) = (Vec::new(), Vec::new());
     for event in &record.events {
         match event {
