@@ -144,7 +144,7 @@ finish() {
 
 systemctl is-system-running --wait
 equal 'all units have started' '' "$(systemctl --failed --plain --no-legend)"
-check 'servers answer' answers
+check 'servers answer' soon answers
 
 case $boot in
 1)
@@ -215,7 +215,7 @@ case $boot in
     running=$(main_processes)
     check 'the packages are purged' dpkg --force-unsafe-io -P pagelift libpagelift0
     equal 'the servers run on, one of them lifted' "$running" "$(main_processes)"
-    check 'servers answer without it' answers
+    check 'servers answer without it' soon answers
     check 'they start without it' systemctl restart answers
     equal 'its code is on ordinary pages without it' 0 "$(huge_code answers)"
     state >after
