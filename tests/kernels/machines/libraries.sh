@@ -16,7 +16,7 @@ feature_of_each() {
     feature "heap on transparent huge pages"
     start pagelift run --heap=thp -- holds_a_running_heap
     tries=0
-    until lifted=$(smaps_sum $pid AnonHugePages) && [ $lifted -ge $((40 * M)) ] || [ $tries -ge 300 ]; do
+    until lifted=$(smaps_sum $pid AnonHugePages) && [ $lifted -ge $((40 * M)) ] || [ $tries -ge 1200 ]; do
         usleep 100000
         tries=$((tries + 1))
     done
