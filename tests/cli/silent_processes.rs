@@ -121,7 +121,10 @@ fn is_named_and_left_out(t: &Context) -> Result<()> {
     );
     // Any process may have been executed by a link of this name.
     let by_name: &[&[&str]] = &[&["attach", "--dry-run", "--all", "maps_a_file"]];
-    let outputs = run_all(t, &[reads, fails, by_name].concat())?;
+    // Its mappings are read, and the lift waits for its memory.
+    let in_place: &[&[&str]] = &[&["attach", "--lift", "anon", "--all", HIDES]];
+    let mut outputs = run_all(t, &[reads, fails, by_name, in_place].concat())?;
+    let in_place = outputs.pop().context("no output")?;
     let pid = silent.pid();
     silent.end()?;
     let (read, others) = outputs.split_at(reads.len());
@@ -144,8 +147,10 @@ fn is_named_and_left_out(t: &Context) -> Result<()> {
         let named = format!("process {pid} ({NAME}) did not answer within 30 s");
         ensure!(output.stderr.contains(&named), "{words:?} does not name {pid}: {output:?}");
     }
-    // A process that stops to answer after the first look ends no watch over others.
+    // A process that stops to answer after the first look ends neither a lift in place nor a watch over others.
     let refused = format!("process {} ({HIDES}) did not answer within 30 s", hidden.pid());
+    let names_it = in_place.stderr.contains(&refused) && in_place.stderr.contains("anonymous memory");
+    ensure!(in_place.ending == Ending::Exit(0) && names_it, "attach --lift anon: {in_place:?}");
     let lines = |line: &str| watch.stderr_so_far().lines().filter(|said| said.contains(line)).count();
     poll_until(PATIENCE, "the process to be left out", || (lines(&refused), lines(&lifted)) == (1, 1))?;
     hidden.send("load\n")?;

@@ -26,6 +26,6 @@ pub mod status;
 
 pub use data_files::DataFileReport;
 pub use error::SessionError;
-pub use names::{process_name, program_name};
+pub use names::{process_name, process_name_in_time, program_name, program_name_in_time};
 pub use nodes::{FarPages, NodeBytes};
 pub use report::{Base, LiftReport, Postponed, PostponedState, Watched, WatchedState};

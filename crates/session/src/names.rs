@@ -7,7 +7,9 @@
 
 use foreign_text::printable;
 use options::program_names;
-use process_view::{ProcessFiles, ProcessMemoryFile, executed_metadata, metadata_in_root, target_in_root};
+use process_view::{
+    ProcessFiles, ProcessMemoryFile, Unanswered, ask_one, executed_metadata, metadata_in_root, target_in_root,
+};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -86,6 +88,24 @@ pub(crate) fn started_name(pid: i32, file: &str) -> String {
 /// Waits as [`program_name`] does.
 pub fn process_name(pid: i32) -> String {
     known_name(pid).map_or_else(|| format!("process {pid}"), |name| format!("{}[{pid}]", printable(&name)))
+}
+
+/// The words by which messages name a process that does not answer.
+pub(crate) fn name_of_silent(process: &Unanswered) -> String {
+    match process.name.as_str() {
+        "" => format!("process {}", process.pid),
+        name => format!("{name}[{}]", process.pid),
+    }
+}
+
+/// As [`process_name`]; the name in `comm` if the process does not answer within [`linux::watch::LIMIT`].
+pub fn process_name_in_time(pid: i32) -> String {
+    ask_one(pid, |process| process_name(process.pid())).unwrap_or_else(|silent| name_of_silent(&silent))
+}
+
+/// As [`program_name`]; the name in `comm` if the process does not answer within [`linux::watch::LIMIT`].
+pub fn program_name_in_time(pid: i32) -> String {
+    ask_one(pid, |process| program_name(process.pid())).unwrap_or_else(|silent| silent.name)
 }
 
 /// True if a process runs a program of this name. Its file, or the link by which it was executed, can have the name.
@@ -197,6 +217,7 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
         assert!(runs_program(pid, "server") && !runs_program(pid, "sleep"));
         assert_eq!(process_name(pid), format!("server[{pid}]"));
+        assert_eq!((process_name_in_time(pid), program_name_in_time(pid)), (process_name(pid), program_name(pid)));
         child.kill().unwrap();
         let ended = || ProcessFiles::of(pid).text("stat").is_ok_and(|stat| stat.contains(") Z "));
         while !ended() {

@@ -66,7 +66,7 @@ pub enum Shown {
     Segment,
     /// Something else, or nothing.
     Other,
-    /// The process has ended.
+    /// The process has ended, or does not answer.
     Ended,
 }
 
@@ -79,7 +79,7 @@ pub enum Refusal {
     NoPage,
     /// `EBUSY`: the cgroup is not charged.
     NotCharged,
-    /// `ESRCH`: the process has ended.
+    /// `ESRCH`: the process has ended. Or it does not answer.
     Ended,
     /// `EPERM` or `EACCES`.
     NotPermitted,

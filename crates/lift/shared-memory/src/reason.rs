@@ -158,7 +158,7 @@ pub enum Reason {
     },
     /// The block was truncated, emptied or unmapped meanwhile.
     Changed,
-    /// All processes that map it have ended or unmapped it.
+    /// All processes that map it have ended, unmapped it, or do not answer.
     Gone,
     /// This user may not.
     NotPermitted,
@@ -301,7 +301,7 @@ impl fmt::Display for Reason {
                 write!(f, "single blocks took up to {milliseconds} ms: memory is fragmented or the machine overloaded")
             }
             Self::Changed => f.write_str("emptied, truncated or unmapped meanwhile"),
-            Self::Gone => f.write_str("its processes have ended or unmapped it"),
+            Self::Gone => f.write_str("its processes have ended, unmapped it or do not answer"),
             Self::NotPermitted => f.write_str("not permitted; needed: CAP_SYS_NICE and the right to trace"),
             Self::Refused { error } => write!(f, "the kernel refuses: {error}"),
         }

@@ -91,7 +91,7 @@ pub fn with_process<T: Send + 'static>(
 
 /// Waits until the kernel has ended a thread that was joined: only then it no longer traces what it could not release, and
 /// another thread may.
-fn await_end(thread: Pid) {
+pub(crate) fn await_end(thread: Pid) {
     let task = format!("/proc/self/task/{thread}");
     let deadline = Instant::now() + THREAD_END_TIMEOUT;
     while Path::new(&task).exists() && Instant::now() < deadline {

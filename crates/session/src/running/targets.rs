@@ -22,7 +22,15 @@ pub enum Chosen<'a> {
     ByDescent(&'a Descendants),
 }
 
-impl Chosen<'_> {
+impl<'a> Chosen<'a> {
+    /// The name of the program, if that is the property. The comparison waits for the locks of the process.
+    pub(crate) const fn program(self) -> Option<&'a str> {
+        match self {
+            Self::ByProgram(name) => Some(name),
+            Self::ByNumber | Self::ByCgroup(_) | Self::ByDescent(_) => None,
+        }
+    }
+
     /// True if the process has the property now.
     pub fn includes(self, pid: i32) -> bool {
         match self {

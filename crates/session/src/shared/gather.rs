@@ -1,9 +1,10 @@
 //! The segments of a family of processes, as the kernel shows them.
 
+use super::asking::{Asking, Deadline, SkippedProcess};
 use super::contents::contents;
 use super::{InPlace, private};
 use crate::SessionError;
-use crate::names::process_name;
+use crate::names::{process_name, runs_program};
 use crate::running::{Chosen, answering};
 use address_space::{AddressRange, Mapping, MappingUsage, PageSize, RangeSet};
 use linux::bounded::{Budget, MAPPED_FILES};
@@ -13,15 +14,16 @@ use linux::pagemap::Pagemap;
 use linux::pages::{base_page, transparent_huge_page};
 use linux::process_handle::ProcessHandle;
 use linux::release::kernel_release;
+use linux::watch::watched;
 use machine_facts::{Files, System, THP, chosen_word, is_thp_off};
 use nix::errno::Errno;
 use process_view::{ObjectReader, ObservationError, ProcessFiles, TmpfsDevices, Unreadable, open_mapped};
-use serde::Serialize;
 use shared_memory::{Contents, Machine, Reason, Segment, SegmentKey, SegmentKind, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Why processes are left out.
@@ -83,24 +85,6 @@ pub(super) fn machine(memory: InPlace) -> Result<(Machine, Settings), SessionErr
     Ok((Machine { huge, refused, never: general.as_deref() == Some("never"), no_fill }, settings))
 }
 
-/// A process that was not read, or read in part only.
-#[derive(Clone, Debug, Serialize)]
-pub struct SkippedProcess {
-    /// Its PID.
-    pub pid: i32,
-    /// The words by which messages name it.
-    #[serde(skip)]
-    pub name: String,
-    /// Why.
-    pub reason: String,
-}
-
-impl SkippedProcess {
-    fn new(pid: i32, reason: impl Into<String>) -> Self {
-        Self { pid, name: process_name(pid), reason: reason.into() }
-    }
-}
-
 /// The memory of some processes.
 pub(super) struct Family {
     /// The segments.
@@ -108,7 +92,7 @@ pub(super) struct Family {
     /// The file of each segment, where it could be opened.
     pub files: Vec<Option<File>>,
     /// The processes that have mapped a segment, opened before their mappings were read.
-    pub processes: BTreeMap<i32, ProcessHandle>,
+    pub processes: BTreeMap<i32, Arc<ProcessHandle>>,
     /// The processes that have switched transparent huge pages off for themselves.
     pub off: BTreeSet<i32>,
     /// The processes that were not read, or read in part only.
@@ -120,46 +104,56 @@ impl Family {
     ///
     /// # Errors
     /// No process was read.
-    pub fn of(
-        pids: &[i32],
-        chosen: Chosen<'_>,
-        memory: InPlace,
-        machine: &Machine,
-        settings: &Settings,
-    ) -> Result<Self, SessionError> {
+    pub fn of(pids: &[i32], chosen: Chosen<'_>, looking: &Looking, asking: &mut Asking) -> Result<Self, SessionError> {
         linux::descriptors::allow_most();
         let reserve: Vec<_> = (0..RESERVE).filter_map(|_| File::open("/dev/null").ok()).collect();
-        let mut found = Found::new(Instant::now() + MOST_READING);
+        let (deadline, mut found) = (asking.deadline(MOST_READING), Found::new());
         let (mut reader, mut off) = (ObjectReader::new(), BTreeSet::new());
         let (mut processes, mut skipped, mut looked, mut failed) = (BTreeMap::new(), Vec::new(), 0, None);
         let (answering, silent) = answering(pids);
         for process in silent {
-            let reason = process.to_string();
-            failed = Some(SessionError::Refused(reason.clone()));
-            skipped.push(SkippedProcess {
-                pid: process.pid,
-                name: format!("{}[{}]", process.name, process.pid),
-                reason,
-            });
+            failed = Some(SessionError::Refused(process.to_string()));
+            skipped.push(SkippedProcess::from(&process));
         }
         for pid in answering {
-            if found.is_late() {
-                skipped.push(SkippedProcess::new(pid, NO_TIME));
+            let until = asking.end_of(deadline);
+            if Instant::now() >= until {
+                skipped.push(asking.skipped(pid, NO_TIME));
                 continue;
             }
-            let looking = Looking { pid, chosen, memory, huge: machine.huge, settings };
-            match looking.look(&mut reader, &mut found) {
-                Ok(Some(Looked { handle, is_off, has_views, left_out })) => {
-                    looked += 1;
-                    off.extend((is_off && has_views && memory != InPlace::Shared).then_some(pid));
-                    skipped.extend(left_out.map(|why| SkippedProcess::new(pid, why)));
-                    processes.extend(has_views.then_some((pid, handle)));
+            let (own, program, mut images) = (looking.clone(), chosen.program().map(str::to_owned), reader);
+            let work = move || {
+                let read = own.read(pid, program.as_deref(), &mut images);
+                (read, images)
+            };
+            reader = ObjectReader::new();
+            let read = match asking.once_more(pid, work) {
+                Ok((read, images)) => {
+                    reader = images;
+                    read
                 }
-                Ok(None) => {}
+                Err(process) => {
+                    failed = Some(SessionError::Refused(process.to_string()));
+                    continue;
+                }
+            };
+            // Processes chosen by a property were listed some time ago.
+            if chosen.program().is_none() && !chosen.includes(pid) {
+                continue;
+            }
+            match read {
+                Ok(Some(read)) if read.handle.is_alive() => {
+                    let Looked { handle, is_off, has_views, left_out } = found.take(read, until);
+                    looked += 1;
+                    off.extend((is_off && has_views && looking.memory != InPlace::Shared).then_some(pid));
+                    skipped.extend(left_out.map(|why| asking.skipped(pid, why)));
+                    processes.extend(has_views.then(|| (pid, Arc::new(handle))));
+                }
+                Ok(_) => {}
                 // One that has ended has no memory.
                 Err(error @ SessionError::Process(ObservationError::NoSuchProcess { .. })) => failed = Some(error),
                 Err(error) => {
-                    skipped.push(SkippedProcess::new(pid, error.in_full()));
+                    skipped.push(asking.skipped(pid, error.in_full()));
                     failed = Some(error);
                 }
             }
@@ -168,25 +162,9 @@ impl Family {
             let ended = || SessionError::Refused("no process was looked at: all have ended meanwhile".to_owned());
             return Err(failed.unwrap_or_else(ended));
         }
-        let until = Instant::now() + MOST_LOOKING;
-        let (mut segments, mut files) = (Vec::new(), Vec::new());
-        for (key, Seen { name, views, differ }) in found.segments {
-            if key.kind.is_private() {
-                let (pid, views) = (key.scope as i32, views.into_iter().map(|shown| shown.view).collect::<Vec<_>>());
-                let contents = Ok(private::contents(pid, key.kind, &views, machine.huge, until));
-                segments.push(Segment { key, name: process_name(pid), views, contents });
-                files.push(None);
-                continue;
-            }
-            let (mut contents, file) = open(&key, &views, machine.huge, until);
-            if let (Ok(contents), true) = (&mut contents, differ) {
-                contents.unseen.get_or_insert(Reason::TooManyMappings { most: MOST_VIEWS });
-            }
-            let views = views.into_iter().map(|shown| shown.view).collect();
-            segments.push(Segment { key, name, views, contents });
-            files.push(file);
-        }
+        let (segments, files) = found.opened(looking.huge, asking).into_iter().unzip();
         drop(reserve);
+        asking.add_silent(&mut skipped);
         Ok(Self { segments, files, processes, off, skipped })
     }
 }
@@ -195,7 +173,6 @@ impl Family {
 struct Found {
     segments: BTreeMap<SegmentKey, Seen>,
     memory: Budget,
-    until: Instant,
 }
 
 /// A segment.
@@ -215,12 +192,53 @@ struct Shown {
 }
 
 impl Found {
-    fn new(until: Instant) -> Self {
-        Self { segments: BTreeMap::new(), memory: MAPPED_FILES.budget(), until }
+    fn new() -> Self {
+        Self { segments: BTreeMap::new(), memory: MAPPED_FILES.budget() }
     }
 
-    fn is_late(&self) -> bool {
-        Instant::now() >= self.until
+    /// Adds the segments of a process.
+    fn take(&mut self, process: Read, until: Instant) -> Looked {
+        let Read { handle, is_off, shown } = process;
+        let mut looked = Looked { handle, is_off, has_views: false, left_out: None };
+        for (key, mut shown) in shown {
+            if is_off && !key.kind.is_private() {
+                shown.view.refused = Some(Reason::OffInProcess);
+            }
+            if Instant::now() >= until {
+                looked.left_out = Some(NO_TIME);
+                break;
+            }
+            if !self.add(key, shown) {
+                looked.left_out = Some(NO_MEMORY);
+                break;
+            }
+            looked.has_views = true;
+        }
+        looked
+    }
+
+    /// Counts what the segments hold. Private memory of a process that stops answering is left out.
+    fn opened(self, huge: PageSize, asking: &mut Asking) -> Vec<(Segment, Option<File>)> {
+        let (deadline, mut opened) = (asking.deadline(MOST_LOOKING), Vec::new());
+        for (key, Seen { name, views, differ }) in self.segments {
+            if key.kind.is_private() {
+                let (pid, until) = (key.scope as i32, asking.end_of(deadline));
+                let count = move || {
+                    let views: Vec<View> = views.into_iter().map(|shown| shown.view).collect();
+                    let contents = Ok(private::contents(pid, key.kind, &views, huge, until));
+                    Segment { key, name: process_name(pid), views, contents }
+                };
+                opened.extend(asking.with(pid, count).map(|segment| (segment, None)));
+                continue;
+            }
+            let (mut contents, file) = open(&key, &views, huge, deadline, asking);
+            if let (Ok(contents), true) = (&mut contents, differ) {
+                contents.unseen.get_or_insert(Reason::TooManyMappings { most: MOST_VIEWS });
+            }
+            let views = views.into_iter().map(|shown| shown.view).collect();
+            opened.push((Segment { key, name, views, contents }, file));
+        }
+        opened
     }
 
     /// Keeps a mapping. Returns false if no memory is left for it.
@@ -242,7 +260,15 @@ impl Found {
     }
 }
 
-/// A process that was read.
+/// A process that was read, with its segments.
+struct Read {
+    handle: ProcessHandle,
+    /// It has switched transparent huge pages off for itself.
+    is_off: bool,
+    shown: Vec<(SegmentKey, Shown)>,
+}
+
+/// A process whose segments were added.
 struct Looked {
     handle: ProcessHandle,
     /// It has switched transparent huge pages off for itself.
@@ -253,19 +279,20 @@ struct Looked {
     left_out: Option<&'static str>,
 }
 
-/// A process that is to be read.
-struct Looking<'a> {
-    pid: i32,
-    chosen: Chosen<'a>,
-    memory: InPlace,
-    huge: PageSize,
-    settings: &'a Settings,
+/// The memory that is read.
+#[derive(Clone)]
+pub(super) struct Looking {
+    /// Its kind.
+    pub memory: InPlace,
+    /// Huge page size.
+    pub huge: PageSize,
+    /// Settings of the machine.
+    pub settings: Arc<Settings>,
 }
 
-impl Looking<'_> {
-    /// Adds the segments of the process; `None` if it has ended, or has lost the property by which it was chosen.
-    fn look(&self, reader: &mut ObjectReader, found: &mut Found) -> Result<Option<Looked>, SessionError> {
-        let pid = self.pid;
+impl Looking {
+    /// Reads the segments of a process; `None` if it has ended, or no longer runs the program by whose name it was chosen.
+    fn read(&self, pid: i32, program: Option<&str>, reader: &mut ObjectReader) -> Result<Option<Read>, SessionError> {
         let files = ProcessFiles::of(pid);
         let handle = match ProcessHandle::open(pid) {
             Ok(handle) => handle,
@@ -282,31 +309,16 @@ impl Looking<'_> {
         };
         let shown = match self.memory {
             InPlace::Shared => self.shared(&files),
-            InPlace::Anonymous | InPlace::Jit => self.private(reader),
+            InPlace::Anonymous | InPlace::Jit => self.private(pid, reader),
         };
         let reading = |error| SessionError::io(format!("reading process {pid}"), error);
         let status = std::fs::read(files.path("status")).map_err(reading);
-        // Processes chosen by a property were listed some time ago.
-        if !self.chosen.includes(pid) || !handle.is_alive() {
+        let is_chosen = program.is_none_or(|name| runs_program(pid, name));
+        if !is_chosen || !handle.is_alive() {
             return Ok(None);
         }
         let is_off = is_thp_off(&String::from_utf8_lossy(&status?));
-        let mut looked = Looked { handle, is_off, has_views: false, left_out: None };
-        for (key, mut shown) in shown? {
-            if is_off && !key.kind.is_private() {
-                shown.view.refused = Some(Reason::OffInProcess);
-            }
-            if found.is_late() {
-                looked.left_out = Some(NO_TIME);
-                break;
-            }
-            if !found.add(key, shown) {
-                looked.left_out = Some(NO_MEMORY);
-                break;
-            }
-            looked.has_views = true;
-        }
-        Ok(Some(looked))
+        Ok(Some(Read { handle, is_off, shown: shown? }))
     }
 
     fn shared(&self, files: &ProcessFiles) -> Result<Vec<(SegmentKey, Shown)>, SessionError> {
@@ -314,7 +326,7 @@ impl Looking<'_> {
         // A list of mounts that cannot be opened would hide all segments.
         let spare = (0..DESCRIPTORS_OF_MOUNTS).map(|_| File::open(files.path("status")));
         let spare = spare.collect::<io::Result<Vec<_>>>();
-        drop(spare.map_err(|error| SessionError::io(format!("reading process {}", self.pid), error))?);
+        drop(spare.map_err(|error| SessionError::io(format!("reading process {}", files.pid()), error))?);
         let devices = TmpfsDevices::seen_by(files);
         let namespace = std::fs::metadata(files.path("ns/ipc")).map_or(0, |metadata| metadata.ino());
         let is_large = |usage: &&MappingUsage| usage.mapping.range.len() >= self.huge.bytes();
@@ -327,54 +339,50 @@ impl Looking<'_> {
             let key = SegmentKey { device: mapping.device, inode: mapping.inode, kind, scope };
             let view = View {
                 offset: mapping.offset,
-                refused: refusal(usage, kind, self.huge, self.settings),
+                refused: refusal(usage, kind, self.huge, &self.settings),
                 watched: usage.has_flag("um"),
-                ..self.view(usage)
+                ..view(files.pid(), usage)
             };
             all.push((key, Shown { view, mapping: mapping.clone(), special }));
         }
-        self.find_huge(&mut all, Pagemap::huge);
+        find_huge(files.pid(), &mut all, Pagemap::huge);
         Ok(all)
     }
 
-    fn private(&self, reader: &mut ObjectReader) -> Result<Vec<(SegmentKey, Shown)>, SessionError> {
+    fn private(&self, pid: i32, reader: &mut ObjectReader) -> Result<Vec<(SegmentKey, Shown)>, SessionError> {
         let kind = if self.memory == InPlace::Jit { SegmentKind::Jit } else { SegmentKind::Private };
-        let key = SegmentKey { device: (0, 0), inode: 0, kind, scope: self.pid as u64 };
+        let key = SegmentKey { device: (0, 0), inode: 0, kind, scope: pid as u64 };
         let shown = |usage: &MappingUsage| {
-            let view = View { refused: private::refusal(usage), ..self.view(usage) };
+            let view = View { refused: private::refusal(usage), ..view(pid, usage) };
             (key, Shown { view, mapping: usage.mapping.clone(), special: None })
         };
-        let usages = private::mappings(self.pid, self.memory, self.huge, reader)?;
+        let usages = private::mappings(pid, self.memory, self.huge, reader)?;
         let mut all: Vec<_> = usages.iter().map(shown).collect();
-        self.find_huge(&mut all, Pagemap::huge_private);
+        find_huge(pid, &mut all, Pagemap::huge_private);
         Ok(all)
     }
+}
 
-    /// A mapping whose offsets are its addresses.
-    fn view(&self, usage: &MappingUsage) -> View {
-        let range = usage.mapping.range;
-        View {
-            pid: self.pid,
-            range,
-            offset: range.start().0,
-            huge: usage.huge(),
-            huge_parts: RangeSet::new(),
-            resident: usage.resident,
-            refused: None,
-            watched: false,
-        }
+/// A mapping whose offsets are its addresses.
+fn view(pid: i32, usage: &MappingUsage) -> View {
+    let range = usage.mapping.range;
+    View {
+        pid,
+        range,
+        offset: range.start().0,
+        huge: usage.huge(),
+        huge_parts: RangeSet::new(),
+        resident: usage.resident,
+        refused: None,
+        watched: false,
     }
+}
 
-    /// Adds which parts are huge. Kernels before 6.7 do not report these; a second collapse of a huge page changes nothing.
-    fn find_huge(
-        &self,
-        all: &mut [(SegmentKey, Shown)],
-        huge: impl Fn(&Pagemap, AddressRange) -> io::Result<RangeSet>,
-    ) {
-        let Ok(pagemap) = Pagemap::open(self.pid, base_page()) else { return };
-        for (_, Shown { view, .. }) in all.iter_mut().filter(|(_, shown)| shown.view.huge > 0) {
-            view.huge_parts = huge(&pagemap, view.range).unwrap_or_default();
-        }
+/// Adds which parts are huge. Kernels before 6.7 do not report these; a second collapse of a huge page changes nothing.
+fn find_huge(pid: i32, all: &mut [(SegmentKey, Shown)], huge: impl Fn(&Pagemap, AddressRange) -> io::Result<RangeSet>) {
+    let Ok(pagemap) = Pagemap::open(pid, base_page()) else { return };
+    for (_, Shown { view, .. }) in all.iter_mut().filter(|(_, shown)| shown.view.huge > 0) {
+        view.huge_parts = huge(&pagemap, view.range).unwrap_or_default();
     }
 }
 
@@ -402,16 +410,27 @@ pub(super) fn refusal(usage: &MappingUsage, kind: SegmentKind, size: PageSize, s
 }
 
 /// Opens a segment through the first mapping that allows it, and counts what it holds.
-fn open(key: &SegmentKey, views: &[Shown], huge: PageSize, until: Instant) -> (Result<Contents, Reason>, Option<File>) {
+fn open(
+    key: &SegmentKey,
+    views: &[Shown],
+    huge: PageSize,
+    deadline: Deadline,
+    asking: &mut Asking,
+) -> (Result<Contents, Reason>, Option<File>) {
     let mut refused = Reason::Gone;
     for seen in views {
         if let Some(reason) = &seen.special {
             return (Err(reason.clone()), None);
         }
+        let until = asking.end_of(deadline);
         if Instant::now() >= until {
             return (Err(Reason::TooScattered), None);
         }
-        match open_mapped(&ProcessFiles::of(seen.view.pid), &seen.mapping) {
+        let (pid, mapping) = (seen.view.pid, seen.mapping.clone());
+        let what = move || format!("opening memory of process {pid}");
+        let open = move || watched(what, || open_mapped(&ProcessFiles::of(pid), &mapping));
+        let Some(opened) = asking.with(pid, open) else { continue };
+        match opened {
             Ok(Some((file, identity))) if identity.inode == key.inode => match contents(&file, huge, until) {
                 Ok(contents) => return (Ok(contents), Some(file)),
                 Err(reason) => refused = reason,
@@ -439,8 +458,8 @@ mod tests {
     use address_space::{Address, MappingName, Protection};
 
     fn family(pids: &[i32], chosen: Chosen<'_>) -> Result<Family, SessionError> {
-        let machine = Machine { huge: PageSize::new(2 << 20).unwrap(), refused: None, never: false, no_fill: None };
-        Family::of(pids, chosen, InPlace::Shared, &machine, &Settings { of_size: None })
+        let (huge, settings) = (PageSize::new(2 << 20).unwrap(), Arc::new(Settings { of_size: None }));
+        Family::of(pids, chosen, &Looking { memory: InPlace::Shared, huge, settings }, &mut Asking::default())
     }
 
     #[test]
@@ -457,7 +476,7 @@ mod tests {
 
     #[test]
     fn no_more_mappings_of_a_segment_are_kept_than_one_needs() {
-        let mut found = Found::new(Instant::now());
+        let mut found = Found::new();
         let shown = |offset: u64| {
             let range = AddressRange::sized(Address(1 << 40), 2 << 20);
             let name = MappingName::File { path: "/dev/zero".to_owned(), deleted: true };

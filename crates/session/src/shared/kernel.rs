@@ -1,5 +1,6 @@
 //! The running kernel, as a lift in place needs it.
 
+use super::asking::{Asking, SkippedProcess};
 use super::cgroup::memory_left;
 use super::contents::{held_in, room};
 use super::gather::Family;
@@ -12,6 +13,7 @@ use linux::process_handle::ProcessHandle;
 use linux::watch::watched;
 use machine_facts::{Files, System, meminfo_bytes};
 use nix::errno::Errno;
+use nix::unistd::{Pid, gettid};
 use process_view::{ObjectReader, ProcessFiles};
 use shared_memory::{Held, Kernel, Margins, Reason, Refusal, SegmentKey, Shown, View};
 use std::fs::File;
@@ -38,6 +40,9 @@ pub(super) struct Live<'a> {
     rooms: &'a mut Rooms,
     huge: PageSize,
     begin: Instant,
+    asking: Asking,
+    /// The thread that has traced processes.
+    tracer: Option<Pid>,
 }
 
 impl<'a> Live<'a> {
@@ -48,7 +53,8 @@ impl<'a> Live<'a> {
                 let _ = rooms.of_tmpfs.check(segment.key.device, room, 0);
             }
         }
-        Self { family, suspended: None, number_suspended: 0, rooms, huge, begin }
+        let asking = Asking::default();
+        Self { family, suspended: None, number_suspended: 0, rooms, huge, begin, asking, tracer: None }
     }
 
     /// Number of processes whose PR_SET_THP_DISABLE was suspended.
@@ -60,12 +66,21 @@ impl<'a> Live<'a> {
         self.family.files[segment].as_ref().ok_or_else(|| "it is not open".to_owned())
     }
 
-    fn suspend(&self, pid: i32) -> Result<Suspended, SessionError> {
-        let handle = self.family.processes.get(&pid);
-        let process = Selected { pid, chosen: Chosen::ByNumber, handle };
-        let gone = || SessionError::Refused("the process has ended".to_owned());
-        Suspended::begin(process.open()?.ok_or_else(gone)?, &mut ObjectReader::new())
+    /// The thread that has traced processes last. It ends soon after `self` is dropped, unless a process stopped answering.
+    pub fn tracer(&self) -> Option<Pid> {
+        self.tracer
     }
+
+    /// Adds the processes that stopped answering.
+    pub fn add_silent(&self, skipped: &mut Vec<SkippedProcess>) {
+        self.asking.add_silent(skipped);
+    }
+}
+
+fn suspend(pid: i32, handle: Option<&ProcessHandle>) -> Result<Suspended, SessionError> {
+    let process = Selected { pid, chosen: Chosen::ByNumber, handle };
+    let gone = || SessionError::Refused("the process has ended".to_owned());
+    Suspended::begin(process.open()?.ok_or_else(gone)?, &mut ObjectReader::new())
 }
 
 impl Kernel for Live<'_> {
@@ -73,29 +88,41 @@ impl Kernel for Live<'_> {
         let key = &self.family.segments[segment].key;
         let pid = key.scope as i32;
         if key.kind.is_private() && self.family.off.contains(&pid) {
-            let suspended = self.suspend(pid).map_err(|error| Reason::NotSuspended { why: error.in_full() })?;
-            self.suspended = Some(suspended);
+            let handle = self.family.processes.get(&pid).cloned();
+            let begun = self.asking.with(pid, move || (gettid(), suspend(pid, handle.as_deref())));
+            let (tracer, suspended) = begun.ok_or(Reason::Gone)?;
+            self.tracer = Some(tracer);
+            self.suspended = Some(suspended.map_err(|error| Reason::NotSuspended { why: error.in_full() })?);
             self.number_suspended += 1;
         }
         Ok(())
     }
 
-    fn end(&mut self, _: usize) -> Result<(), Reason> {
-        self.suspended.take().and_then(Suspended::end).map_or(Ok(()), |why| Err(Reason::NotSuspended { why }))
+    fn end(&mut self, segment: usize) -> Result<(), Reason> {
+        let Some(suspended) = self.suspended.take() else { return Ok(()) };
+        let pid = self.family.segments[segment].key.scope as i32;
+        // It may answer again.
+        let ended = self.asking.once_more(pid, move || suspended.end());
+        let why = ended.unwrap_or_else(|silent| {
+            Some(format!("{silent}; its own setting is still suspended, and `pagelift detach {pid}` restores it"))
+        });
+        why.map_or(Ok(()), |why| Err(Reason::NotSuspended { why }))
     }
 
     fn shows(&mut self, segment: usize, view: &View, addresses: AddressRange) -> Shown {
-        let handle = self.family.processes.get(&view.pid);
-        let key = &self.family.segments[segment].key;
-        let still_shows = match key.kind.is_private() {
-            true => private::shows(view.pid, key.kind, addresses),
-            false => shows(view, key, addresses),
-        };
+        let (pid, key) = (view.pid, self.family.segments[segment].key);
+        // The address of the first offset.
+        let start = view.range.start().0.wrapping_sub(view.offset);
+        let still_shows = self.asking.with(pid, move || match key.kind.is_private() {
+            true => private::shows(pid, key.kind, addresses),
+            false => shows(pid, start, key, addresses),
+        });
         // The mappings were read by process number: they are this process's only if it is still alive.
-        match handle.is_some_and(ProcessHandle::is_alive) {
-            false => Shown::Ended,
-            true if still_shows => Shown::Segment,
-            true => Shown::Other,
+        let is_alive = self.family.processes.get(&pid).is_some_and(|handle| handle.is_alive());
+        match still_shows.filter(|_| is_alive) {
+            None => Shown::Ended,
+            Some(true) => Shown::Segment,
+            Some(false) => Shown::Other,
         }
     }
 
@@ -124,32 +151,25 @@ impl Kernel for Live<'_> {
 
     fn held(&mut self, segment: usize, block: u64) -> Result<Held, String> {
         let key = &self.family.segments[segment].key;
+        let (pid, huge) = (key.scope as i32, self.huge);
         let held = match key.kind.is_private() {
-            true => private::held_by(key.scope as i32, self.huge, block),
-            false => held_in(self.file(segment)?, self.huge, block),
+            true => {
+                let held = self.asking.with(pid, move || private::held_by(pid, huge, block));
+                held.ok_or_else(|| "its process does not answer".to_owned())?
+            }
+            false => held_in(self.file(segment)?, huge, block),
         };
         held.map_err(|error| error.to_string())
     }
 
     fn collapse(&mut self, pid: i32, addresses: AddressRange) -> Result<(), Refusal> {
-        let handle = self.family.processes.get(&pid).ok_or(Refusal::Ended)?;
-        loop {
-            let what = || format!("collapsing {addresses} of process {pid}");
-            let Err(error) = watched(what, || collapse_in(handle, addresses)) else { return Ok(()) };
-            return Err(match error.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::EINTR) => continue,
-                Some(Errno::EAGAIN) => Refusal::Busy,
-                Some(Errno::ENOMEM) => Refusal::NoPage,
-                Some(Errno::EBUSY) => Refusal::NotCharged,
-                Some(Errno::ESRCH) => Refusal::Ended,
-                Some(Errno::EPERM | Errno::EACCES) => Refusal::NotPermitted,
-                _ => Refusal::Other(error.to_string()),
-            });
-        }
+        let handle = self.family.processes.get(&pid).cloned().ok_or(Refusal::Ended)?;
+        self.asking.with(pid, move || collapse(pid, &handle, addresses)).unwrap_or(Err(Refusal::Ended))
     }
 
+    /// Without the time spent on waiting for processes that did not answer.
     fn elapsed(&mut self) -> Duration {
-        self.begin.elapsed()
+        self.begin.elapsed().saturating_sub(self.asking.waited())
     }
 
     fn pause(&mut self, time: Duration) {
@@ -157,15 +177,30 @@ impl Kernel for Live<'_> {
     }
 }
 
-/// True if the process still shows the segment at these addresses, in one mapping or several.
-fn shows(view: &View, key: &SegmentKey, addresses: AddressRange) -> bool {
-    let Ok(space) = ProcessFiles::of(view.pid).maps() else { return false };
-    let expected = view.range.start().0.wrapping_sub(view.offset);
+fn collapse(pid: i32, handle: &ProcessHandle, addresses: AddressRange) -> Result<(), Refusal> {
+    loop {
+        let what = || format!("collapsing {addresses} of process {pid}");
+        let Err(error) = watched(what, || collapse_in(handle, addresses)) else { return Ok(()) };
+        return Err(match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::EINTR) => continue,
+            Some(Errno::EAGAIN) => Refusal::Busy,
+            Some(Errno::ENOMEM) => Refusal::NoPage,
+            Some(Errno::EBUSY) => Refusal::NotCharged,
+            Some(Errno::ESRCH) => Refusal::Ended,
+            Some(Errno::EPERM | Errno::EACCES) => Refusal::NotPermitted,
+            _ => Refusal::Other(error.to_string()),
+        });
+    }
+}
+
+/// True if the process still shows the segment at these addresses, in one mapping or several. The first offset would be at `start`.
+fn shows(pid: i32, start: u64, key: SegmentKey, addresses: AddressRange) -> bool {
+    let Ok(space) = ProcessFiles::of(pid).maps() else { return false };
     let mut shown = addresses.start();
     for mapping in space.mappings().iter().filter(|mapping| mapping.range.overlaps(addresses)) {
         let is_same = mapping.shared
             && (mapping.device, mapping.inode) == (key.device, key.inode)
-            && mapping.range.start().0.wrapping_sub(mapping.offset) == expected;
+            && mapping.range.start().0.wrapping_sub(mapping.offset) == start;
         if !is_same || mapping.range.start() > shown {
             return false;
         }

@@ -2,9 +2,11 @@
 //!
 //! Nothing is stopped, and nothing is executed in the programs: the kernel collapses blocks by `process_madvise`. Processes that
 //! share a segment are one family: each segment is read once, and lifted once. If a program has switched transparent
-//! huge pages off for itself, one of its threads makes two calls, which suspend that for private memory.
+//! huge pages off for itself, one of its threads makes two calls, which suspend that for private memory. A process that stops
+//! answering is left out.
 
 mod amounts;
+mod asking;
 mod before;
 mod cgroup;
 mod contents;
@@ -17,20 +19,22 @@ mod sharers;
 mod tables;
 
 pub use amounts::InPlaceAmounts;
+pub use asking::SkippedProcess;
 pub use before::{Expectation, expectation};
-pub use gather::SkippedProcess;
 pub use growth::{Growing, Rest, added, newly_huge};
 pub use report::{InPlaceReport, InPlaceReports, LeftAlone, SegmentReport};
 
 use crate::SessionError;
-use crate::running::{Chosen, in_own_thread};
-use gather::{Family, Settings, machine};
+use crate::running::{Chosen, await_end, in_own_thread};
+use asking::Asking;
+use gather::{Family, Looking, machine};
 use kernel::{Live, Rooms};
 use options::Kind;
 use report::Before;
 use serde::Serialize;
 use shared_memory::{Budget, Machine, Plan, Policy, lift, plan_within};
 use sharers::Sharers;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time after which no further block is begun.
@@ -91,7 +95,7 @@ impl InPlaceOptions<'_> {
 /// # Errors
 /// No process can be read.
 pub fn plan_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlaceReport, SessionError> {
-    let prepared = Prepared::new(pids, options, &mut Rooms::default())?;
+    let prepared = Prepared::new(pids, options, &mut Rooms::default(), &mut Asking::default())?;
     let before = prepared.before(options.memory, true);
     Ok(before.planned(&prepared.family.segments, &prepared.plan))
 }
@@ -112,9 +116,9 @@ fn lift_within(
     rooms: &mut Rooms,
     predicts: bool,
 ) -> Result<(InPlaceReport, Duration), SessionError> {
-    let begin = Instant::now();
-    let prepared = Prepared::new(pids, options, rooms)?;
-    let looking = begin.elapsed();
+    let (begin, mut asking) = (Instant::now(), Asking::default());
+    let prepared = Prepared::new(pids, options, rooms, &mut asking)?;
+    let looking = begin.elapsed().saturating_sub(asking.waited());
     let before = prepared.before(options.memory, predicts);
     let Prepared { machine, family, plan, .. } = prepared;
     let block = MOST_TIME_PER_MIB * (machine.huge.bytes() >> 20).max(1) as u32;
@@ -123,13 +127,25 @@ fn lift_within(
         let begin = Instant::now();
         let mut live = Live::new(&family, machine.huge, begin, rooms);
         let outcome = lift(&family.segments, &plan, &machine, &budget, &mut live);
-        Ok((outcome, live.suspended(), begin.elapsed()))
+        let (suspended, tracer, took) = (live.suspended(), live.tracer(), begin.elapsed());
+        let mut skipped = family.skipped.clone();
+        live.add_silent(&mut skipped);
+        // The thread that may still trace a program ends with it.
+        drop(live);
+        if let Some(tracer) = tracer {
+            await_end(tracer);
+        }
+        Ok((outcome, suspended, skipped, took))
     };
-    // The thread that traces a program ends with the lift.
-    let (outcome, suspended, took) = if family.off.is_empty() { work() } else { in_own_thread(work) }?;
-    let begin = Instant::now();
-    let report = before.lifted(&family.segments, &plan, &outcome, suspended, took);
-    Ok((report, looking + begin.elapsed()))
+    // The signals that report stops must not reach this thread.
+    let (outcome, suspended, skipped, took) = if family.off.is_empty() { work() } else { in_own_thread(work) }?;
+    let (begin, waited) = (Instant::now(), asking.waited());
+    let mut report = before.lifted(&family.segments, &plan, &outcome, &mut asking);
+    report.suspended = (suspended > 0).then_some(suspended);
+    report.microseconds = Some(took.as_micros() as u64);
+    report.skipped = skipped;
+    asking.add_silent(&mut report.skipped);
+    Ok((report, looking + begin.elapsed().saturating_sub(asking.waited().saturating_sub(waited))))
 }
 
 /// The facts that are gathered before a lift, and its plan.
@@ -141,9 +157,15 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(pids: &[i32], options: InPlaceOptions<'_>, rooms: &mut Rooms) -> Result<Self, SessionError> {
-        let (machine, settings): (Machine, Settings) = machine(options.memory)?;
-        let family = Family::of(pids, options.chosen, options.memory, &machine, &settings)?;
+    fn new(
+        pids: &[i32],
+        options: InPlaceOptions<'_>,
+        rooms: &mut Rooms,
+        asking: &mut Asking,
+    ) -> Result<Self, SessionError> {
+        let (machine, settings) = machine(options.memory)?;
+        let looking = Looking { memory: options.memory, huge: machine.huge, settings: Arc::new(settings) };
+        let family = Family::of(pids, options.chosen, &looking, asking)?;
         let policy = Policy { fill: options.fill, most: options.most };
         let plan = plan_within(&family.segments, &machine, policy, &mut rooms.of_tmpfs);
         let sharers = match options.memory {

@@ -1,6 +1,7 @@
 //! The plan of a lift in place, or its result as the kernel shows it.
 
-use super::gather::{Family, SkippedProcess};
+use super::asking::{Asking, SkippedProcess};
+use super::gather::Family;
 use super::sharers::{Segments, Sharers, page_tables};
 use super::tables::freed_by;
 use super::{InPlace, private};
@@ -9,7 +10,6 @@ use process_view::ProcessFiles;
 use serde::Serialize;
 use shared_memory::{Outcome, Plan, Reason, Refused, Segment, SegmentKey, SegmentKind, SegmentPlan};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 /// Blocks that are left alone for one reason.
 #[derive(Clone, Debug, Serialize)]
@@ -69,7 +69,7 @@ pub struct SegmentReport {
     pub planned: u64,
     /// Holes in them, which the lift fills, and swapped data, which it reads back.
     pub adds: u64,
-    /// As `huge_before`, read back after the lift.
+    /// As `huge_before`, read back after the lift; absent if no process of the segment answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub huge_after: Option<u64>,
     /// Holes that were filled.
@@ -202,25 +202,17 @@ impl Before {
         }
     }
 
-    /// The report of a lift.
-    pub fn lifted(
-        &self,
-        segments: &[Segment],
-        plan: &Plan,
-        outcome: &Outcome,
-        suspended: usize,
-        took: Duration,
-    ) -> InPlaceReport {
+    /// The report of a lift, without its time and what was suspended.
+    pub fn lifted(&self, segments: &[Segment], plan: &Plan, outcome: &Outcome, asking: &mut Asking) -> InPlaceReport {
         let mut report = self.planned(segments, plan);
-        for ((told, huge), lifted) in report.segments.iter_mut().zip(huge_now(segments)).zip(&outcome.segments) {
+        let huge_now = huge_now(segments, asking);
+        for ((told, huge), lifted) in report.segments.iter_mut().zip(huge_now).zip(&outcome.segments) {
             told.filled = Some(lifted.filled);
             told.read_back = Some(lifted.read_back);
-            told.huge_after = Some(huge);
+            told.huge_after = huge;
             told.left_alone.extend(lifted.refused.iter().map(LeftAlone::of));
         }
         report.page_tables_after = Some(page_tables(&self.all));
-        report.suspended = (suspended > 0).then_some(suspended);
-        report.microseconds = Some(took.as_micros() as u64);
         report.worst_block_microseconds = Some(outcome.worst.as_micros() as u64);
         report
     }
@@ -252,12 +244,14 @@ impl Before {
     }
 }
 
-/// The most that one process maps of each segment by huge pages now.
-fn huge_now(segments: &[Segment]) -> Vec<u64> {
+/// The most that one process maps of each segment by huge pages now; `None` if no process of the segment answers.
+fn huge_now(segments: &[Segment], asking: &mut Asking) -> Vec<Option<u64>> {
     let by_number = Segments::new(segments.iter().map(|segment| &segment.key));
     let mut most = vec![0; segments.len()];
     let pids: BTreeSet<i32> = segments.iter().flat_map(|segment| segment.views.iter().map(|view| view.pid)).collect();
-    for (pid, usages) in pids.into_iter().filter_map(|pid| Some((pid, ProcessFiles::of(pid).smaps().ok()?))) {
+    for pid in pids {
+        let read = asking.with(pid, move || ProcessFiles::of(pid).smaps().ok());
+        let Some(usages) = read.flatten() else { continue };
         let mut of_process = BTreeMap::new();
         for usage in usages.iter().filter(|usage| usage.mapping.shared) {
             for index in by_number.shown_by(&usage.mapping) {
@@ -272,5 +266,6 @@ fn huge_now(segments: &[Segment]) -> Vec<u64> {
             most[index] = huge.max(most[index]);
         }
     }
-    most
+    let answers = |segment: &Segment| !segment.views.iter().all(|view| asking.is_silent(view.pid));
+    segments.iter().zip(most).map(|(segment, most)| answers(segment).then_some(most)).collect()
 }

@@ -27,7 +27,7 @@ use session::running::{
 use session::shared::{
     Growing, InPlace, InPlaceAmounts, InPlaceOptions, InPlaceReport, InPlaceReports, added, plan_in_place,
 };
-use session::{LiftReport, SessionError, process_name, program_name};
+use session::{LiftReport, SessionError, process_name, process_name_in_time, program_name_in_time};
 use std::sync::Arc;
 use watch::{GrowingFamily, GrowingMemory, watch};
 
@@ -189,7 +189,7 @@ fn tell(pids: &[i32], lifted: &InPlaceReport, has_lifted: bool, told: &mut Told)
 }
 
 fn family_name(pids: &[i32]) -> String {
-    in_place::family(&process_name(pids[0]), pids.len())
+    in_place::family(&process_name_in_time(pids[0]), pids.len())
 }
 
 /// Writes the report about lifts in place, unless another report has included that.
@@ -197,8 +197,11 @@ fn write_alone(args: &AttachArgs, pid: i32, in_place: InPlaceReports) -> anyhow:
     let Some(path) = &args.outcome.report else { return Ok(()) };
     let as_line = args.pid.is_none();
     let written = match args.dry_run {
-        true => Inspection { in_place, ..Inspection::of_plan(process_name(pid), Plan::default()) }.write(path, as_line),
-        false => LiftReport { in_place, ..LiftReport::new(pid, program_name(pid)) }.write(path, as_line),
+        true => {
+            let document = Inspection::of_plan(process_name_in_time(pid), Plan::default());
+            Inspection { in_place, ..document }.write(path, as_line)
+        }
+        false => LiftReport { in_place, ..LiftReport::new(pid, program_name_in_time(pid)) }.write(path, as_line),
     };
     written.with_context(|| format!("writing {}", path.display()))
 }

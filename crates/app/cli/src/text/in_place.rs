@@ -35,12 +35,16 @@ pub fn line(name: &str, report: &InPlaceReport) -> String {
         return nothing(name, report);
     }
     let sum = |of: fn(&SegmentReport) -> u64| report.segments.iter().map(of).sum::<u64>();
+    // Memory of processes that did not answer after the lift is not counted.
+    let of_read = |of: fn(&SegmentReport) -> u64| {
+        report.segments.iter().filter(|segment| segment.huge_after.is_some()).map(of).sum::<u64>()
+    };
     let mut text = format!(
         "{name}: {}: {} of {} on huge pages, {} before",
         noun(report.memory),
-        format_bytes(sum(|segment| segment.huge_after.unwrap_or(0))),
-        format_bytes(sum(|segment| segment.data + segment.filled.unwrap_or(0))),
-        or_none(sum(|segment| segment.huge_before))
+        format_bytes(of_read(|segment| segment.huge_after.unwrap_or(0))),
+        format_bytes(of_read(|segment| segment.data + segment.filled.unwrap_or(0))),
+        or_none(of_read(|segment| segment.huge_before))
     );
     let filled = sum(|segment| segment.filled.unwrap_or(0));
     if filled > 0 {
@@ -167,27 +171,22 @@ pub fn plan(name: &str, report: &InPlaceReport) -> String {
 
 /// The segments, for a stream.
 pub fn table(report: &InPlaceReport, stream: Output) -> String {
-    let is_done = report.segments.iter().any(|segment| segment.huge_after.is_some());
+    let is_done = report.worst_block_microseconds.is_some();
     let huge = if is_done { ["Huge before", "Huge now"] } else { ["Huge", "To be lifted"] };
     let mut table =
         new_table(&["Segment", "Length", "Data", "Resident", huge[0], huge[1], "Adds", "Sharers"]).for_stream(stream);
     (1..8).for_each(|column| align_right(&mut table, column));
     for segment in &report.segments {
-        let bytes = [
-            segment.length,
-            segment.data,
-            segment.resident,
-            segment.huge_before,
-            segment.huge_after.unwrap_or(segment.planned),
-            segment.filled.map_or(segment.adds, |filled| filled + segment.read_back.unwrap_or(0)),
-        ];
+        let huge = if is_done { segment.huge_after } else { Some(segment.planned) };
+        let adds = segment.filled.map_or(segment.adds, |filled| filled + segment.read_back.unwrap_or(0));
         let place = match segment.mappings {
             mappings if segment.kind.is_private() => counted(mappings as u64, "mapping"),
             _ => format!("at {}", segment.address),
         };
         let mut cells = vec![printable(&format!("{} {place}", name(segment)))];
-        cells.extend(bytes.map(format_bytes));
-        cells.push(segment.sharers.to_string());
+        cells.extend([segment.length, segment.data, segment.resident, segment.huge_before].map(format_bytes));
+        cells.push(huge.map_or_else(|| "not read".to_owned(), format_bytes));
+        cells.extend([format_bytes(adds), segment.sharers.to_string()]);
         table.add_row(cells);
     }
     trimmed(&table) + "\n"
@@ -326,7 +325,7 @@ mod tests {
             segment("/dev/shm/x", SegmentKind::File),
         ];
         segments.iter_mut().for_each(|segment| (segment.huge_after, segment.adds) = (None, 1 << 20));
-        let text = plan("x[7]", &report(segments));
+        let text = plan("x[7]", &InPlaceReport { worst_block_microseconds: None, ..report(segments) });
         assert!(text.starts_with(
             "x[7]: shared memory: 96.0 MiB would be put on huge pages in place, none is yet; added memory: 3.0 MiB\n"
         ));
@@ -334,6 +333,16 @@ mod tests {
         let names = ["shared anonymous memory at 0x7f0000000000", "System V segment 32801 at ", "/dev/shm/x at "];
         assert!(names.iter().all(|name| text.contains(name)), "{text}");
         assert!(plan("x[7]", &report(Vec::new())).starts_with("x[7]: no shared memory"));
+    }
+
+    #[test]
+    fn memory_that_was_not_read_after_the_lift_is_not_counted() {
+        let silent = SegmentReport { huge_after: None, ..segment("silent[8]", SegmentKind::Private) };
+        let both = report(vec![segment("x[7]", SegmentKind::Private), silent]);
+        assert!(line("x[7]", &both).contains(": 30.0 MiB of 32.0 MiB on huge pages, none before; "));
+        let table = table(&both, Output::Error);
+        let row = table.lines().find(|line| line.contains("silent[8]")).unwrap();
+        assert!(table.contains("Huge now") && row.contains("not read"), "{table}");
     }
 
     #[test]
