@@ -12,10 +12,11 @@ use lift_execution::CallError;
 use linux::pagemap::Pagemap;
 use nix::errno::Errno;
 
-/// Marks staging copies: it changes how files are read ahead, which no copy needs. Programs set MADV_DONTFORK for data, too.
-const MARK_OF_COPY: i32 = libc::MADV_RANDOM;
+/// Marks staging copies: files are read ahead as `detach` reads them, from the beginning to the end. Programs set MADV_DONTFORK for
+/// data, too.
+const MARK_OF_COPY: i32 = libc::MADV_SEQUENTIAL;
 /// How `VmFlags` of smaps shows it (Documentation/filesystems/proc.rst).
-pub(super) const FLAG_OF_COPY: &str = "rr";
+pub(super) const FLAG_OF_COPY: &str = "sr";
 
 /// Protection of a staging copy in anonymous memory until its children do not inherit it. No program maps memory that can only
 /// be written: by this the next lift recognizes the copy of a lift that was killed in between.
@@ -70,7 +71,7 @@ impl Calls<'_, '_> {
         map: impl Fn(&mut Self) -> Result<u64, CallError>,
     ) -> Result<Address, CallError> {
         let copy = AddressRange::sized(Address(map(self)?), length);
-        let mark = |calls: &mut Self, copy| calls.advise("madvise(MADV_RANDOM)", copy, MARK_OF_COPY);
+        let mark = |calls: &mut Self, copy| calls.advise("madvise(MADV_SEQUENTIAL)", copy, MARK_OF_COPY);
         self.or_unmap(copy, |calls| mark(calls, copy))?;
         let dont_fork = |calls: &mut Self| calls.advise("madvise(MADV_DONTFORK)", copy, libc::MADV_DONTFORK);
         let kept = dont_fork(self).and_then(|()| match may_be_of_pool {
@@ -133,5 +134,32 @@ impl Calls<'_, '_> {
             return Err(CallError { call: "placing arguments", errno: Errno::ENAMETOOLONG as i32 });
         }
         self.page.place(self.memory, bytes).map_err(|error| failed("writing memory", &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smaps_shows_the_mark_of_a_copy_with_which_files_are_read_ahead() {
+        const LENGTH: usize = 1 << 20;
+        let (protection, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY:
+        // - the kernel chooses free addresses.
+        let memory = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, protection, flags, -1, 0) };
+        assert_ne!(memory, libc::MAP_FAILED);
+        // SAFETY:
+        // - the range is this mapping, whose contents stay.
+        assert_eq!(unsafe { libc::madvise(memory, LENGTH, MARK_OF_COPY) }, 0);
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", memory as usize);
+        let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&start));
+        let shown = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+        let has = |flag| shown.split_whitespace().any(|shown| shown == flag);
+        assert!(has(FLAG_OF_COPY) && !has("rr"), "{shown}");
+        // SAFETY:
+        // - no reference to the mapping exists.
+        assert_eq!(unsafe { libc::munmap(memory, LENGTH) }, 0);
     }
 }

@@ -5,7 +5,7 @@
 //! inherits the list without the copies. So a recorded range is a copy only if it shows one of the following marks, which no
 //! memory of the program has there:
 //!
-//! - MADV_RANDOM with MADV_DONTFORK, or on pool pages alone: each copy has it until all threads are stopped for the swap.
+//! - MADV_SEQUENTIAL with MADV_DONTFORK, or on pool pages alone: each copy has it until all threads are stopped for the swap.
 //! - Anonymous memory that can only be written, or an untouched mapping of the file whose path is in the call page: just mapped.
 //! - The contents of the range that it was to replace: the swap was begun.
 

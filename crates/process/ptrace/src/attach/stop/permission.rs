@@ -15,7 +15,7 @@ const NEEDED: &[NamedCall] = &[
     seccomp::NEEDED,
     ("mmap", numbers::SYS_mmap, [0, 0, Protection::READ_WRITE.bits() as u64, MAPPING_FLAGS as u64, u64::MAX, 0]),
     ("mremap", libc::SYS_mremap, [0, 0, 0, (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64, 0, 0]),
-    ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_RANDOM as u64, 0, 0, 0]),
+    ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_SEQUENTIAL as u64, 0, 0, 0]),
     ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_DONTFORK as u64, 0, 0, 0]),
     ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_DOFORK as u64, 0, 0, 0]),
     ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_NORMAL as u64, 0, 0, 0]),
