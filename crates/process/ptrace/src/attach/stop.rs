@@ -384,7 +384,8 @@ impl LiveProcess {
         self.await_whole_calls(&threads);
         threads.iter().for_each(|&thread| self.waits.look_at(self.pid, thread));
         let with_stopped: Vec<i32> = self.stopped.keys().chain(&threads).copied().collect();
-        let seized = reaping::while_tracing(&with_stopped, || self.seize_all(&threads))?;
+        let seized = reaping::while_tracing(&with_stopped, || self.seize_all(&threads));
+        let seized = seized.map_err(|error| StopError::Refused(error.to_string()))??;
         self.since.get_or_insert_with(Instant::now);
         let told = self.interrupt_all(seized);
         self.await_stops(told, grace)

@@ -84,7 +84,7 @@ impl StoppedThreads {
                     None => Ok(()),
                     Some(thread) => Err(does_not_stop(leader, thread.pid())),
                 }
-            })?;
+            })??;
         }
         Err(io::Error::other("the process starts threads faster than they can be stopped"))
     }
