@@ -24,6 +24,7 @@ pub mod job_control;
 pub mod leases;
 pub mod local_time;
 pub mod lock_file;
+pub mod mappings;
 pub mod nodes;
 pub mod owner;
 pub mod pagemap;

@@ -7,6 +7,7 @@
 mod comparing;
 mod entering;
 mod leaving;
+mod planned;
 mod refilling;
 mod staging;
 
@@ -372,18 +373,6 @@ impl LiveExecutor {
             StopError::DoesNotStop(_) | StopError::NoneFit => Errno::EAGAIN,
         };
         CallError { call: "stopping its threads", errno: errno as i32 }
-    }
-
-    fn is_as_planned(&mut self, range: AddressRange) -> bool {
-        let same = |a: &Mapping, b: &Mapping| {
-            let place = |mapping: &Mapping| mapping.range.start().0.wrapping_sub(mapping.offset);
-            a.range.intersect(range) == b.range.intersect(range)
-                && (a.protection, a.inode, a.device, a.shared) == (b.protection, b.inode, b.device, b.shared)
-                && (a.inode == 0 || place(a) == place(b))
-        };
-        let Ok(now) = self.space() else { return false };
-        let (before, now) = (self.planned.overlapping(range), now.overlapping(range));
-        before.len() == now.len() && before.iter().zip(now).all(|(a, b)| same(a, b))
     }
 }
 
