@@ -1,4 +1,4 @@
-//! Work on the processes of a lift in place, in another thread: a process that stops answering is left out, and the lift goes on.
+//! Work on the processes of a lift in place, in another thread: a process that stops answering is left out.
 
 use crate::names::{name_of_silent, process_name};
 use process_view::{OneByOne, Unanswered};

@@ -1,4 +1,4 @@
-//! The mappings of a range are compared with those of the plan while threads are stopped.
+//! Compares the mappings of a range with the plan while threads are stopped.
 //!
 //! The time must not grow with the number of the program's other mappings: a list of 60,000 takes the kernel about 50 ms.
 
@@ -22,7 +22,7 @@ impl LiveExecutor {
     }
 }
 
-/// True if mappings are the same within a range; outside of it they may have grown or shrunk.
+/// True if mappings are the same within a range. Their parts outside may have grown or shrunk.
 fn are_same(planned: &[UnnamedMapping], found: &[UnnamedMapping], range: AddressRange) -> bool {
     let place = |mapping: &UnnamedMapping| mapping.range.start().0.wrapping_sub(mapping.offset);
     let same = |a: &UnnamedMapping, b: &UnnamedMapping| {
