@@ -94,6 +94,13 @@ impl Asking {
         deadline.until + self.waited.saturating_sub(deadline.waited)
     }
 
+    /// Makes a process one that did not answer.
+    #[cfg(test)]
+    pub fn silence(&mut self, pid: i32) {
+        let reason = process_view::Silence::NoAnswer;
+        self.silent.insert(pid, Unanswered { pid, name: "x".to_owned(), reason });
+    }
+
     /// Adds the processes that did not answer to those that were left out.
     pub fn add_silent(&self, skipped: &mut Vec<SkippedProcess>) {
         for process in self.silent.values() {
@@ -107,7 +114,6 @@ impl Asking {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use process_view::Silence;
 
     #[test]
     fn a_process_that_did_not_answer_is_not_asked_again_and_is_named_once() {
@@ -115,8 +121,7 @@ mod tests {
         let mut asking = Asking::default();
         assert_eq!((asking.with(own, || 7), asking.is_silent(own)), (Some(7), false));
         assert_eq!(asking.name(own), process_name(own));
-        let silent = Unanswered { pid: own, name: "x".to_owned(), reason: Silence::NoAnswer };
-        asking.silent.insert(own, silent);
+        asking.silence(own);
         let asked: Option<()> = asking.with(own, || unreachable!());
         assert_eq!(asked, None);
         assert_eq!((asking.name(own), asking.once_more(own, || 7)), (format!("x[{own}]"), Ok(7)));

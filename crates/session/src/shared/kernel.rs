@@ -208,3 +208,44 @@ fn shows(pid: i32, start: u64, key: SegmentKey, addresses: AddressRange) -> bool
     }
     shown >= addresses.end()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::{Address, RangeSet};
+    use shared_memory::{Contents, Segment, SegmentKind};
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::sync::Arc;
+
+    #[test]
+    fn a_process_that_stops_answering_counts_as_ended_and_is_named() {
+        let (pid, huge) = (std::process::id() as i32, PageSize::new(2 << 20).unwrap());
+        let memory = vec![1_u8; 8 << 20];
+        let block = (memory.as_ptr() as u64).div_ceil(huge.bytes());
+        let addresses = AddressRange::sized(Address(block * huge.bytes()), huge.bytes());
+        let (offset, huge_parts) = (addresses.start().0, RangeSet::new());
+        let view =
+            View { pid, range: addresses, offset, huge: 0, huge_parts, resident: 0, refused: None, watched: false };
+        let key = SegmentKey { device: (0, 0), inode: 0, kind: SegmentKind::Private, scope: pid as u64 };
+        let contents = Ok(Contents::default());
+        let family = Family {
+            segments: vec![Segment { key, name: String::new(), views: vec![view.clone()], contents }],
+            files: vec![None],
+            processes: BTreeMap::from([(pid, Arc::new(ProcessHandle::open(pid).unwrap()))]),
+            off: BTreeSet::new(),
+            skipped: Vec::new(),
+        };
+        let mut rooms = Rooms::default();
+        let mut live = Live::new(&family, huge, Instant::now(), &mut rooms);
+        assert_eq!(live.shows(0, &view, addresses), Shown::Segment);
+        assert_eq!(live.held(0, block).unwrap().present, huge.bytes());
+        live.asking.silence(pid);
+        assert_eq!(live.shows(0, &view, addresses), Shown::Ended);
+        assert_eq!(live.collapse(pid, addresses), Err(Refusal::Ended));
+        assert!(live.held(0, block).is_err());
+        let mut skipped = Vec::new();
+        live.add_silent(&mut skipped);
+        assert_eq!(skipped.iter().map(|process| process.pid).collect::<Vec<_>>(), [pid]);
+        assert!(memory.iter().all(|byte| *byte == 1));
+    }
+}
