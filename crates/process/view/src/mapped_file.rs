@@ -9,6 +9,7 @@ use crate::served::{Served, Servers};
 use crate::{FileIdentity, ProcessFiles};
 use address_space::{AddressRange, AddressSpace, Mapping, RangeSet};
 use linux::unasked;
+use linux::watch::watched;
 use nix::libc;
 use std::fs::{File, Metadata};
 use std::io;
@@ -133,7 +134,7 @@ impl<'a> Opener<'a> {
     }
 
     fn metadata_at(&self, link: &Path) -> Option<Metadata> {
-        let place = unasked::place(link).ok()?;
+        let place = place_behind(link).ok()?;
         match self.refuse(&Place::from(&unasked::of(&place).ok()?)) {
             None => File::from(place).metadata().ok(),
             Some(_) => None,
@@ -177,7 +178,7 @@ impl<'a> Opener<'a> {
     }
 
     fn open_link(&self, link: &Path) -> io::Result<Option<MappedFile>> {
-        open_place(unasked::place(link)?, &|place| self.refuse(place))
+        open_place(place_behind(link)?, &|place| self.refuse(place))
     }
 
     fn path_of(&self, mapping: &Mapping) -> PathBuf {
@@ -237,6 +238,12 @@ impl<'a> Opener<'a> {
         };
         length > 0 && (same_inode || shows_file().unwrap_or(false))
     }
+}
+
+/// Opens the target of a link of a process as a place. The kernel waits for the lock of the process's memory if the link is in
+/// `map_files`.
+fn place_behind(link: &Path) -> io::Result<OwnedFd> {
+    watched(|| format!("opening {}", link.display()), || unasked::place(link))
 }
 
 #[cfg(test)]

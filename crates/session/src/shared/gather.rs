@@ -14,7 +14,6 @@ use linux::pagemap::Pagemap;
 use linux::pages::{base_page, transparent_huge_page};
 use linux::process_handle::ProcessHandle;
 use linux::release::kernel_release;
-use linux::watch::watched;
 use machine_facts::{Files, System, THP, chosen_word, is_thp_off};
 use nix::errno::Errno;
 use process_view::{ObjectReader, ObservationError, ProcessFiles, TmpfsDevices, Unreadable, open_mapped};
@@ -427,9 +426,7 @@ fn open(
             return (Err(Reason::TooScattered), None);
         }
         let (pid, mapping) = (seen.view.pid, seen.mapping.clone());
-        let what = move || format!("opening memory of process {pid}");
-        let open = move || watched(what, || open_mapped(&ProcessFiles::of(pid), &mapping));
-        let Some(opened) = asking.with(pid, open) else { continue };
+        let Some(opened) = asking.with(pid, move || open_mapped(&ProcessFiles::of(pid), &mapping)) else { continue };
         match opened {
             Ok(Some((file, identity))) if identity.inode == key.inode => match contents(&file, huge, until) {
                 Ok(contents) => return (Ok(contents), Some(file)),
