@@ -2,6 +2,7 @@
 //!
 //! `/proc/PID/maps` can only be read from its beginning, which takes about 1 µs for each mapping of the process.
 
+use crate::text::open_of_process;
 use crate::watch::watched;
 use address_space::{Address, AddressRange, Mapping, Protection};
 use nix::errno::Errno;
@@ -79,7 +80,7 @@ impl From<&Mapping> for UnnamedMapping {
 /// # Errors
 /// `ENOTTY` before Linux 6.11; otherwise the kernel's.
 pub fn mappings_in(pid: i32, range: AddressRange) -> io::Result<Vec<UnnamedMapping>> {
-    let maps = File::open(format!("/proc/{pid}/maps"))?;
+    let maps = open_of_process(format!("/proc/{pid}/maps"))?;
     let (mut found, mut at) = (Vec::new(), range.start());
     while at < range.end() {
         let what = || format!("reading the mappings of process {pid}");

@@ -3,6 +3,7 @@
 //! Uses `PAGEMAP_SCAN` (Linux 6.7, `Documentation/admin-guide/mm/pagemap.rst`), which returns ranges. On older kernels
 //! entries are read one by one and do not show huge pages; [`Pagemap::huge`] fails there.
 
+use crate::text::open_of_process;
 use crate::watch::watched;
 use address_space::{AddressRange, PageSize, RangeSet};
 pub use linux_raw::pagemap::PAGEMAP_SCAN;
@@ -42,7 +43,7 @@ impl Pagemap {
     /// # Errors
     /// The kernel's: no such process, no permission, or no `/proc`.
     pub fn open(pid: i32, base_page: PageSize) -> io::Result<Self> {
-        Ok(Self { file: File::open(format!("/proc/{pid}/pagemap"))?, base_page })
+        Ok(Self { file: open_of_process(format!("/proc/{pid}/pagemap"))?, base_page })
     }
 
     /// Returns the parts of `range` that are mapped by huge pages, of the pool or transparent.

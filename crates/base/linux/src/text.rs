@@ -37,6 +37,16 @@ fn all_of(path: &Path) -> io::Result<Vec<u8>> {
     KERNEL_TEXT.read_behind(beginning.to_vec(), file)
 }
 
+/// Opens a file of a process in `/proc` for reading, within the limit of [`watched`]: the kernel waits while the process executes a
+/// program, which waits for the lock of its former memory.
+///
+/// # Errors
+/// The kernel's.
+pub fn open_of_process(path: impl AsRef<Path>) -> io::Result<File> {
+    let path = path.as_ref();
+    watched(|| format!("opening {}", path.display()), || File::open(path))
+}
+
 /// As [`File::open`], by one system call: musl makes a second one for `O_CLOEXEC`, and a start reads dozens of files.
 fn open(path: &Path) -> io::Result<File> {
     let path = CString::new(path.as_os_str().as_bytes())?;

@@ -3,9 +3,8 @@
 use crate::{AuxiliaryVector, ObservationError, printable};
 use address_space::{Address, AddressSpace, MappingFlags, MappingUsage, MapsError, PageSize, parse_flags, parse_smaps};
 use linux::bounded::KERNEL_TEXT;
-use linux::text::bytes_of;
+use linux::text::{bytes_of, open_of_process};
 use linux::watch::watched;
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -102,7 +101,7 @@ impl ProcessFiles {
         self.check_number()?;
         let path = self.path("smaps");
         let explained = |error| self.explain(&path, error);
-        let mut file = File::open(&path).map_err(explained)?;
+        let mut file = open_of_process(&path).map_err(explained)?;
         let mut kept = Vec::with_capacity(READ_AT_ONCE);
         let (mut piece, mut begun) = (vec![0; READ_AT_ONCE], 0);
         loop {

@@ -4,6 +4,7 @@ use crate::served::Servers;
 use crate::{ObservationError, ProcessFiles};
 use address_space::{Address, AddressRange, RangeSet};
 use linux::pages::base_page;
+use linux::text::open_of_process;
 use linux::watch::watched;
 use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -38,17 +39,17 @@ impl ProcessMemoryFile {
         let servers = Servers::of(process);
         let refused = if servers.trust_all() { RangeSet::new() } else { servers.refused_ranges(&process.maps()?) };
         let path = process.path("mem");
-        let file = File::open(&path).map_err(|error| process.explain(&path, error))?;
+        let file = open_of_process(&path).map_err(|error| process.explain(&path, error))?;
         Ok(Self::with(process, file, refused))
     }
 
     /// Opens the memory of `process`; `None` where the kernel refuses. `refused` is never read.
     pub(crate) fn open(process: &ProcessFiles, refused: RangeSet) -> Option<Self> {
-        Some(Self::with(process, File::open(process.path("mem")).ok()?, refused))
+        Some(Self::with(process, open_of_process(process.path("mem")).ok()?, refused))
     }
 
     fn with(process: &ProcessFiles, file: File, refused: RangeSet) -> Self {
-        Self { pid: process.pid(), file, pages: File::open(process.path("pagemap")).ok(), refused }
+        Self { pid: process.pid(), file, pages: open_of_process(process.path("pagemap")).ok(), refused }
     }
 
     /// True once the process has no memory any more: its file is empty.

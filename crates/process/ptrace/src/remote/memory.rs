@@ -19,7 +19,8 @@ impl RemoteMemory {
     /// # Errors
     /// The kernel's: no such process, no permission to trace it, or no `/proc`.
     pub fn open(pid: i32) -> io::Result<Self> {
-        Ok(Self { pid, file: OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))? })
+        let open = || OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"));
+        Ok(Self { pid, file: watched(|| format!("opening the memory of process {pid}"), open)? })
     }
 
     /// Reads bytes.
