@@ -66,7 +66,7 @@ const SAFETY_WITHIN: usize = 12;
 type Rule = (&'static str, fn() -> Result<()>);
 
 fn main() -> ExitCode {
-    let rules: [Rule; 20] = [
+    let rules: [Rule; 21] = [
         ("doc_comments_say_what_an_item_is", doc_comments_say_what_an_item_is),
         ("only_the_items_of_unit_tests_are_left_out", only_the_items_of_unit_tests_are_left_out),
         ("pure_crates_do_no_io", pure_crates_do_no_io),
@@ -79,6 +79,7 @@ fn main() -> ExitCode {
         ("no_file_is_too_long", no_file_is_too_long),
         ("nothing_is_left_undone", nothing_is_left_undone),
         ("no_page_size_is_assumed", no_page_size_is_assumed),
+        ("mounts_may_have_any_names", mounts_may_have_any_names),
         ("commands_print_in_one_place", commands_print_in_one_place),
         ("rooms_depend_on_those_before_them", rooms_depend_on_those_before_them),
         ("facts_are_defined_below_the_planner", facts_are_defined_below_the_planner),
@@ -442,6 +443,16 @@ fn no_page_size_is_assumed() -> Result<()> {
         }
     }
     refuse(found, "a page size written down instead of read:")
+}
+
+/// Users mount file systems (FUSE) on folders whose names need not be UTF-8.
+fn mounts_may_have_any_names() -> Result<()> {
+    let mut found = Vec::new();
+    for file in rust_sources()?.iter().filter(|file| !file.is_test()) {
+        let reads = file.code().filter(|(_, line)| line.contains("read_to_string") && line.contains("mountinfo"));
+        found.extend(reads.map(|(number, line)| format!("{}:{number}: {}", file.path, line.trim())));
+    }
+    refuse(found, "lists of mounts that `linux::text::text_of` does not read:")
 }
 
 /// A message that does not pass through it could hold what acts on the terminal.

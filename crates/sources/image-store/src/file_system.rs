@@ -4,6 +4,7 @@ use crate::StoreError;
 use address_space::PageSize;
 use foreign_text::quoted_path;
 use linux::pages::transparent_huge_page;
+use linux::text::text_of;
 use machine_facts::{THP, chosen_word};
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use nix::sys::statvfs::{FsFlags, fstatvfs};
@@ -111,7 +112,7 @@ fn is_shared_memory_denied() -> bool {
 /// The `huge=` of the mount with this device number; `None` where it has none.
 fn huge_mode(device: u64) -> Option<String> {
     let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
-    huge_mode_in(&fs::read_to_string("/proc/self/mountinfo").ok()?, &format!("{major}:{minor}"))
+    huge_mode_in(&text_of("/proc/self/mountinfo").ok()?, &format!("{major}:{minor}"))
 }
 
 /// Fields as in proc_pid_mountinfo(5): the device is the third, the file system's own options are the last.

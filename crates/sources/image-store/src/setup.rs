@@ -6,6 +6,7 @@ use crate::access::ROOT;
 use crate::{FileSystem, Store, StoreError};
 use address_space::{PageSize, parse_bytes};
 use foreign_text::quoted_path;
+use linux::text::text_of;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::geteuid;
 use std::fmt;
@@ -343,7 +344,7 @@ fn unit_name(path: &Path) -> String {
 
 /// The type of the file system mounted right on a directory.
 fn mounted_type(directory: &Path) -> Option<String> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mounts = text_of("/proc/self/mountinfo").ok()?;
     let on_it = |line: &&str| line.split(' ').nth(4).map(Path::new) == Some(directory);
     let line = mounts.lines().rev().find(on_it)?;
     line.split_once(" - ")?.1.split(' ').next().map(str::to_owned)

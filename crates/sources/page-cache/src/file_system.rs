@@ -3,6 +3,7 @@
 use crate::Refusal;
 use linux::file_flags;
 use linux::release::kernel_release;
+use linux::text::text_of;
 use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{FsType, Statfs, fstatfs};
 use process_view::open_regular_file;
@@ -118,7 +119,7 @@ fn ext4_refusal(file: &File) -> Option<Refusal> {
         return Some(Refusal::DataJournal("the attribute j (data journalling)"));
     }
     let device = file.metadata().ok()?.dev();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = text_of("/proc/self/mountinfo").unwrap_or_default();
     let mount = mount_of(&mounts, device);
     if mount.as_ref().is_some_and(|mount| mount.options.split(',').any(|option| option == "data=journal")) {
         return Some(Refusal::DataJournal("a file system mounted data=journal"));

@@ -4,6 +4,7 @@ use crate::decision::{ExecutedFile, Program, Standing, VARIABLE};
 use address_space::{ElfImage, ProcessStat};
 use linux::bounded::ELF_HEADERS;
 use linux::owner::user_of;
+use linux::text::text_of;
 use machine_facts::{System, cgroup_path};
 use nix::unistd::{Uid, User, geteuid};
 use process_view::{BoundedFile, ProcessFiles, Unanswered, ask_one, executed_metadata, open_executed};
@@ -43,7 +44,7 @@ pub fn program_of(pid: i32, variables: &BTreeSet<String>) -> Result<Program, Una
 fn read(process: &ProcessFiles, variables: &BTreeSet<String>) -> Program {
     let pid = process.pid();
     let path = |path: &Path| path.to_string_lossy().into_owned();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = text_of("/proc/self/mountinfo").unwrap_or_default();
     let cgroup = cgroup_path(&System, &process.text("cgroup").unwrap_or_default(), &mounts);
     let user = user_of(pid).unwrap_or(u32::MAX);
     let mut program = Program {
