@@ -32,6 +32,13 @@ pub struct Wishes {
     pub trailing: u64,
 }
 
+impl Wishes {
+    /// Makes code executable only, as lld does by `--execute-only`.
+    pub fn make_code_unreadable(&mut self) {
+        self.segments.iter_mut().filter(|segment| segment.flags == 5).for_each(|segment| segment.flags = 1);
+    }
+}
+
 pub fn wishes() -> impl Strategy<Value = Wishes> {
     let segment = (
         prop_oneof![Just(4), Just(5), Just(6), Just(7)],

@@ -243,6 +243,15 @@ proptest! {
     }
 
     #[test]
+    fn data_are_not_merged_with_code_that_cannot_be_read(wishes in adjacent_wishes()) {
+        let mut wishes = wishes;
+        wishes.make_code_unreadable();
+        if let Ok(relayout) = plan_with(&build(&wishes), HUGE, Edges::MergeReadOnly) {
+            prop_assert_eq!(relayout.widened, 0);
+        }
+    }
+
+    #[test]
     fn program_headers_stay_as_far_from_the_first_segment_as_their_offset_says(wishes in wishes()) {
         let mut wishes = wishes;
         wishes.programs_at_the_end = true;

@@ -44,6 +44,10 @@ impl Program {
     pub fn is_executable(&self) -> bool {
         self.flags & elf::PF_X.0 != 0
     }
+
+    pub fn is_readable(&self) -> bool {
+        self.flags & elf::PF_R.0 != 0
+    }
 }
 
 /// A section header.

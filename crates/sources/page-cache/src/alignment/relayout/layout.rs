@@ -165,8 +165,9 @@ impl Builder {
         let start = border - border % huge.bytes();
         let block = start..start.checked_add(huge.bytes())?;
         let end = |program: &Program| (program.address + program.length).next_multiple_of(self.page);
-        let is_whole =
-            |program: &Program| program.is_read_only() && program.length == program.memory && program.length > 0;
+        // Data in code that cannot be read (lld, --execute-only) could not be read either.
+        let is_plain = |program: &Program| program.is_read_only() && program.is_readable();
+        let is_whole = |program: &Program| is_plain(program) && program.length == program.memory && program.length > 0;
         let is_shared = self.edges == Edges::MergeReadOnly
             && is_whole(before)
             && is_whole(behind)
