@@ -1,16 +1,26 @@
 //! Whose a program is, and who runs it.
 
+use crate::attributes;
 use crate::text::text_of;
 use nix::unistd::geteuid;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const ROOT: u32 = 0;
+/// The access control list of a file (acl(5)): a version of four bytes, then entries of tag, permissions and ID.
+const ACCESS_LIST: &CStr = c"system.posix_acl_access";
+/// The longest list that is read, in bytes: 511 entries.
+const LONGEST_LIST: usize = 4096;
+/// `ACL_USER` and `ACL_GROUP` of linux/posix_acl.h: entries for a user or group with an ID.
+const NAMED: [u16; 2] = [2, 8];
+/// `ACL_WRITE`.
+const WRITE: u16 = 2;
 
 /// True if a file of this user may control this process. The trusted users are root and this process's user.
 pub fn is_trusted(owner: u32) -> bool {
@@ -107,7 +117,8 @@ pub enum Lasting {
 }
 
 /// Finds a part of a path, from `/` to the file itself, that others than root can change: one that another user owns, that
-/// everybody may write to, or a group other than root's. Links are resolved; what they lead through counts as well.
+/// everybody may write to, or a group other than root's, or a user of its access control list. Links are resolved; what they
+/// lead through counts as well.
 ///
 /// # Errors
 /// The path cannot be resolved or examined.
@@ -121,13 +132,31 @@ pub fn foreign_part(path: &Path, lasting: Lasting) -> io::Result<Option<ForeignP
             let found = part.symlink_metadata()?;
             let (user, group, mode) = (found.uid(), found.gid(), found.mode() & 0o7777);
             let is_sticky = found.is_dir() && mode & 0o1000 != 0 && lasting == Lasting::Now;
-            let may_write = mode & 0o002 != 0 || (mode & 0o020 != 0 && group != ROOT);
+            // Bits of the group are the most that a list permits, if there is one.
+            let may_write = mode & 0o002 != 0 || (mode & 0o020 != 0 && (group != ROOT || is_listed_for_others(part)));
             if user != ROOT || (may_write && !is_sticky && !found.file_type().is_symlink()) {
                 return Ok(Some(ForeignPart { path: part.to_owned(), user, group, mode }));
             }
         }
     }
     Ok(None)
+}
+
+/// True if the access control list of a file permits a user or a group other than root to write.
+fn is_listed_for_others(path: &Path) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    let mut list = [0; LONGEST_LIST];
+    let length = match attributes::get(&path, ACCESS_LIST, &mut list) {
+        Ok(length) => length,
+        // So many entries are not all root's.
+        Err(error) => return error.raw_os_error() == Some(libc::ERANGE),
+    };
+    let mut entries = list[..length].get(4..).unwrap_or_default().chunks_exact(8);
+    entries.any(|entry| {
+        let half = |at: usize| u16::from_le_bytes([entry[at], entry[at + 1]]);
+        let is_root = entry[4..] == [0; 4];
+        NAMED.contains(&half(0)) && half(2) & WRITE != 0 && !is_root
+    })
 }
 
 #[cfg(test)]
@@ -165,6 +194,34 @@ mod tests {
         fs::set_permissions(&inner, Permissions::from_mode(0o1777)).unwrap();
         assert_eq!(foreign_part(&file).unwrap(), None);
         assert_eq!(super::foreign_part(&file, Lasting::EachBoot).unwrap().map(|found| found.path), Some(inner));
+    }
+
+    #[test]
+    fn a_list_may_permit_others_to_write() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = File::open(folder.path()).unwrap();
+        let entry = |tag: u16, permissions: u16, id: u32| {
+            [&tag.to_le_bytes()[..], &permissions.to_le_bytes()[..], &id.to_le_bytes()[..]].concat()
+        };
+        let is_listed = |tag: u16, permissions: u16, id: u32| {
+            let none = u32::MAX;
+            let [owner, group, others] = [(1, 7), (4, 5), (32, 5)].map(|(tag, may)| entry(tag, may, none));
+            let named = entry(tag, permissions, id);
+            // The kernel needs this order: entries of users precede the group's entry, and entries of groups follow.
+            let entries = if tag == NAMED[0] { [owner, named, group] } else { [owner, group, named] };
+            let list = [2u32.to_le_bytes().to_vec(), entries.concat(), entry(16, 7, none), others].concat();
+            attributes::set(&file, ACCESS_LIST, &list).map(|()| is_listed_for_others(folder.path()))
+        };
+        // Not every kernel has lists on tmpfs.
+        let Ok(found) = is_listed(NAMED[0], 7, 77) else { return };
+        assert!(found && is_listed(NAMED[1], 2, 77).unwrap());
+        assert!(!is_listed(NAMED[0], 5, 77).unwrap() && !is_listed(NAMED[1], 7, ROOT).unwrap());
+        assert!(!is_listed_for_others(Path::new("/nowhere")));
+        if geteuid().is_root() {
+            assert!(is_listed(NAMED[0], 7, 77).unwrap());
+            let found = foreign_part(folder.path(), Lasting::Now).unwrap().unwrap();
+            assert_eq!((found.path.as_path(), found.user), (folder.path(), ROOT));
+        }
     }
 
     /// Starts a program that waits for its input to end, and returns once it runs.
