@@ -47,8 +47,8 @@ impl Layouts {
         let diverted = locally_diverted_to(path);
         let is_diverted = diverted.is_some() && is_installed_as(path);
         let other = diverted.filter(|other| other.exists());
-        let seen = || [identity(path), other.as_deref().and_then(identity)];
-        if self.seen.get(path) == Some(&seen()) {
+        let now = [identity(path), other.as_deref().and_then(identity)];
+        if self.seen.get(path) == Some(&now) {
             return Ok(None);
         }
         let result = match &other {
@@ -59,7 +59,8 @@ impl Layouts {
             )),
             None => in_place(path, packaged || is_diverted, self.huge),
         };
-        self.seen.insert(path.to_owned(), seen());
+        // After a change the next call finds another file, as it does after an upgrade during this call.
+        self.seen.insert(path.to_owned(), now);
         result
     }
 }
