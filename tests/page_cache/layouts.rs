@@ -9,12 +9,14 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Ending, Need, Output, Test, copy_program, test_case, write_script};
+use test_support::{Context, Ending, Need, Output, Skipped, Test, copy_program, test_case, write_script};
 
 pub fn tests() -> Vec<Test> {
+    let python = || [needs(), vec![Need::Root, Need::Command("python3".into())]].concat();
     vec![
         test_case("keep/moves_the_segments_of_listed_files_after_each_upgrade", needs(), upgraded),
         test_case("keep/moves_files_of_packages_only_if_told_or_diverted", needs(), packaged),
+        test_case("keep/copies_of_diverted_files_keep_labels_and_lists", python(), labelled),
         test_case("keep/moves_no_file_that_others_can_exchange", [needs(), vec![Need::Root]].concat(), changeable),
     ]
 }
@@ -66,6 +68,20 @@ fn dpkg(t: &Context) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// Runs `cache keep --relayout` for a file that `diverter` has diverted.
+fn keep_diverted(
+    t: &Context,
+    dpkg: &Path,
+    (key, program): (&str, &Path),
+    diverted: &str,
+    diverter: &str,
+) -> Result<Output> {
+    let mut command: Command = keep(t, &listed(t, key, program)?, &["--relayout"])?;
+    command.env("PATH", format!("{}:/usr/bin:/bin", dpkg.display())).env("DIVERTED", diverted);
+    command.env("DIVERTER", diverter);
+    t.run(command)
+}
+
 fn packaged(t: &Context) -> Result<()> {
     let built = disagreeing(t, OTHER_ADDRESS)?;
     let (sound, expected) = (fs::read(&built)?, moved(t, &built)?);
@@ -73,11 +89,8 @@ fn packaged(t: &Context) -> Result<()> {
     let program = folder.path().join("installed");
     copy_program(t, &built, &program)?;
     let dpkg = dpkg(t)?;
-    let keep_by = |key: &str, diverted: &str, diverter: &str| -> Result<Output> {
-        let mut command: Command = keep(t, &listed(t, key, &program)?, &["--relayout"])?;
-        command.env("PATH", format!("{}:/usr/bin:/bin", dpkg.display())).env("DIVERTED", diverted);
-        command.env("DIVERTER", diverter);
-        t.run(command)
+    let keep_by = |key: &str, diverted: &str, diverter: &str| {
+        keep_diverted(t, &dpkg, (key, program.as_path()), diverted, diverter)
     };
     let keep = |key: &str, diverted: &str| keep_by(key, diverted, "LOCAL");
     let refused = keep("relayout", "")?;
@@ -123,6 +136,48 @@ fn packaged(t: &Context) -> Result<()> {
     fs::remove_file(&distributed)?;
     let gone = keep("relayout", ".distrib")?;
     ensure!(gone.ending == Ending::Exit(125) && gone.stderr.contains("a diverted file that is gone"), "{gone:?}");
+    Ok(())
+}
+
+/// Sets an extended attribute, of which the value is given in hexadecimal digits.
+fn set_attribute(t: &Context, path: &Path, name: &str, value: &str) -> Result<bool> {
+    let mut python = Command::new("python3");
+    python.args(["-c", "import os, sys; os.setxattr(sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3]))"]);
+    python.arg(path).args([name, value]);
+    Ok(t.run(python)?.ending == Ending::Exit(0))
+}
+
+fn attribute(t: &Context, path: &Path, name: &str) -> Result<String> {
+    let mut python = Command::new("python3");
+    python.args(["-c", "import os, sys; print(os.getxattr(sys.argv[1], sys.argv[2]).hex())"]).arg(path).arg(name);
+    Ok(t.run(python)?.success()?.stdout)
+}
+
+/// A copy would be open to others than its file, or start its service without the service's label.
+fn labelled(t: &Context) -> Result<()> {
+    /// Version 2; read and execute for the owner and user 77, nothing for the group and others (linux/posix_acl.h).
+    const LIST: &str = "0200000001000500ffffffff020005004d00000004000000ffffffff10000500ffffffff20000000ffffffff";
+    let built = disagreeing(t, OTHER_ADDRESS)?;
+    let folder = roots_folder()?;
+    let [program, distributed] = ["installed", "installed.distrib"].map(|name| folder.path().join(name));
+    copy_program(t, &built, &distributed)?;
+    let dpkg = dpkg(t)?;
+    let keep = || keep_diverted(t, &dpkg, ("relayout", program.as_path()), ".distrib", "LOCAL");
+    if !set_attribute(t, &distributed, "system.posix_acl_access", LIST)? {
+        return Err(Skipped("found a file system without access control lists, needed one with them".into()).into());
+    }
+    let is_labelled = set_attribute(t, &distributed, "security.selinux", "7800")?;
+    keep()?.success()?;
+    ensure!(attribute(t, &program, "system.posix_acl_access")?.trim_end() == LIST, "another list");
+    ensure!(!is_labelled || attribute(t, &program, "security.selinux")?.trim_end() == "7800", "another label");
+    ensure!(program.metadata()?.mode() == distributed.metadata()?.mode());
+    let before = fs::read(&program)?;
+    if set_attribute(t, &distributed, "security.pagelift-test", "78")? {
+        let unknown = keep()?;
+        let says = ["not copied", "security.pagelift-test"];
+        ensure!(says.iter().all(|text| unknown.stderr.contains(text)), "{unknown:?}");
+        ensure!(fs::read(&program)? == before, "it was copied without the attribute");
+    }
     Ok(())
 }
 

@@ -111,7 +111,7 @@ pub fn replace(path: &Path, change: &Change) -> Result<Replaced, ReplaceError> {
 
 /// Writes a copy of a file with this change to another path, and replaces a regular file that is there. The copy has
 /// the permissions of the file without set-user-ID and set-group-ID, and of extended attributes only those in the
-/// change, if the file system has room for them.
+/// change; those whose names begin with `user.` only if the file system has room for them.
 ///
 /// # Errors
 /// [`ReplaceError`]; what was at the path is untouched.
@@ -130,9 +130,14 @@ pub fn write_copy(source: &File, path: &Path, change: &Change) -> Result<(), Rep
     contents.fill(&file)?;
     contents.check(&file)?;
     for (name, value) in &change.attributes {
-        if let Some(value) = value {
-            // Without them the copy is the same program.
-            let _ = linux::attributes::set(&file, name, value);
+        // Without the user's own the copy is the same program. Others are rights and labels.
+        let is_needed = !name.to_bytes().starts_with(b"user.");
+        if let Some(value) = value
+            && let Err(source) = linux::attributes::set(&file, name, value)
+            && is_needed
+        {
+            let what = format!("extended attribute {}", name.to_string_lossy());
+            return Err(ReplaceError::Metadata { what, source });
         }
     }
     let mode = Mode::from_bits_truncate(found.mode() & 0o777);

@@ -2,12 +2,14 @@
 
 use super::obstacles::{is_installed_as, locally_diverted_to, privilege, signed};
 use super::relayout::{brings, copied, replace_file};
-use super::{AlignArgs, Asker, Target};
+use super::{AlignArgs, Asker, Attributes, Target};
 use address_space::PageSize;
 use anyhow::{Context, anyhow, bail};
 use linux::bounded::ELF_HEADERS;
+use linux::file_flags;
 use linux::owner::{Lasting, foreign_part, is_of_trusted_user};
 use linux::pages::base_page;
+use nix::libc::EOPNOTSUPP;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{getegid, geteuid};
 use object::ReadCache;
@@ -23,6 +25,9 @@ use std::path::{Path, PathBuf};
 
 /// The extended attribute of a copy of a diverted file: the identity of that file.
 const SOURCE: &CStr = c"user.pagelift.align.source";
+
+/// Extended attributes that a copy gets from its file: the label of SELinux, and the access control list.
+const COPIED: [&CStr; 2] = [c"security.selinux", c"system.posix_acl_access"];
 
 /// Files of a list that get another layout, and again after each upgrade.
 #[derive(Debug)]
@@ -130,7 +135,7 @@ fn in_place(path: &Path, packaged: bool, huge: PageSize) -> anyhow::Result<Optio
 /// same. A file that cannot be copied leaves the former version at `path`.
 fn copy(path: &Path, source: &Path, huge: PageSize) -> anyhow::Result<Option<String>> {
     let (file, identity) = opened(source)?;
-    check_copy(&file).with_context(|| {
+    let attributes = attributes_for_copy(&file).with_context(|| {
         format!("not copied, so that {} stays the former version", printable(&path.display().to_string()))
     })?;
     check_replaced(path)?;
@@ -139,7 +144,9 @@ fn copy(path: &Path, source: &Path, huge: PageSize) -> anyhow::Result<Option<Str
     let is_new = !is_current();
     if is_new {
         let mut change = relayout.as_ref().map(copied).unwrap_or_default();
-        change.attributes.push((SOURCE.to_owned(), Some(text(&identity).into_bytes())));
+        // The record of the former layout may leave no room for others, and is not needed beside the file itself.
+        let of = (SOURCE.to_owned(), Some(text(&identity).into_bytes()));
+        change.attributes = [vec![of], attributes, change.attributes].concat();
         write_copy(&file, path, &Change { only_if: Some(identity), ..change })?;
         if !is_current() {
             bail!(
@@ -168,14 +175,17 @@ fn check_replaced(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An error if a copy would lose something that the file has.
-fn check_copy(file: &File) -> anyhow::Result<()> {
+/// The extended attributes that a copy needs. An error if it would lose something else that the file has.
+fn attributes_for_copy(file: &File) -> anyhow::Result<Attributes> {
     let fix = "needed a file without; fix: remove the entry and the copy, then `dpkg-divert --rename --remove`";
     if let Some(privilege) = privilege(file)? {
         bail!("found {privilege}, {fix}");
     }
     if let Some(found) = signed(file) {
         bail!("{found}; {fix}");
+    }
+    if file_flags::shown(file).is_ok_and(|attributes| attributes & file_flags::VERITY != 0) {
+        bail!("found a file that is protected by fs-verity, {fix}");
     }
     let found = file.metadata()?;
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
@@ -187,7 +197,21 @@ fn check_copy(file: &File) -> anyhow::Result<()> {
             found.gid()
         );
     }
-    Ok(())
+    let names = match linux::attributes::names_of(file) {
+        Err(error) if error.raw_os_error() == Some(EOPNOTSUPP) => Vec::new(),
+        names => names?,
+    };
+    let mut attributes = Attributes::new();
+    for name in names {
+        let is_of = |namespace: &str| name.to_bytes().starts_with(namespace.as_bytes());
+        if COPIED.contains(&name.as_c_str()) {
+            let value = linux::attributes::of_file(file, &name)?;
+            attributes.push((name, Some(value)));
+        } else if is_of("security.") || is_of("system.") {
+            bail!("found the extended attribute {}, {fix}", printable(&name.to_string_lossy()));
+        }
+    }
+    Ok(attributes)
 }
 
 /// The identity of the file of which the file at a path is a copy, as text.
