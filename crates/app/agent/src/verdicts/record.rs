@@ -5,7 +5,7 @@ use measure::sequential::{Decision, ResultLine};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-const DAY: u64 = 86_400;
+pub(super) const DAY: u64 = 86_400;
 /// Days for which a measurement counts in full, and then half.
 const FULL_DAYS: u64 = 30;
 const HALF_DAYS: u64 = 90;

@@ -1,6 +1,6 @@
 //! The file of all verdicts: one record a line, replaced as a whole.
 
-use super::record::{Key, Measurement, Record, Standing};
+use super::record::{DAY, Key, Measurement, Record, Standing};
 use foreign_text::printable;
 use linux::bounded::VERDICTS;
 use linux::lock_file::{LockError, LockFile};
@@ -195,11 +195,13 @@ impl Store {
     /// not added twice.
     ///
     /// # Errors
-    /// [`StoreError::Import`] for the first line that is not a record; nothing is added then.
+    /// [`StoreError::Import`] for the first line that is not a record, or has a measurement of the future, which would count for
+    /// ever; nothing is added then.
     pub fn import(&mut self, bytes: &[u8], now: u64) -> Result<usize, StoreError> {
         let mut imported = Vec::new();
         for (line, result) in records(bytes) {
-            imported.push(result.map_err(|found| StoreError::Import { line, found })?);
+            let record = result.and_then(|record| future_measurement(&record, now).map_or(Ok(record), Err));
+            imported.push(record.map_err(|found| StoreError::Import { line, found })?);
             if imported.len() > MOST_KEYS {
                 return Err(StoreError::Import { line, found: format!("more than {MOST_KEYS} records") });
             }
@@ -208,6 +210,15 @@ impl Store {
         imported.into_iter().for_each(|record| self.merge(record, now));
         Ok(number)
     }
+}
+
+/// Why a record is not imported whose last measurement is later than differences of clocks and time zones explain.
+fn future_measurement(record: &Record, now: u64) -> Option<String> {
+    let ahead = record.last().saturating_sub(now);
+    let hours = ahead / 3600;
+    let text =
+        || format!("a measurement is {hours} h ahead of this machine's clock; fix: set the clocks of both machines");
+    (ahead >= DAY).then(text)
 }
 
 /// The records of a text, by line; an error says what is wrong.
@@ -341,6 +352,18 @@ mod tests {
         assert_eq!(there.standing(&build, NOW), Standing::Pays);
         assert_eq!((there.forget("0123"), there.forget("01234567"), there.records().len()), (0, 1, 0));
         assert_eq!((here.forget("server"), here.forget_all()), (1, 0));
+    }
+
+    /// It would count as of now, whenever that is, and be the last to go.
+    #[test]
+    fn no_measurement_of_the_future_is_imported() {
+        let (mut here, mut there) = (Store::default(), Store::default());
+        here.add(key("0123456789"), "server", kept("a", NOW + DAY - 1), NOW);
+        there.import(here.export().as_bytes(), NOW).unwrap();
+        here.add(key("0123456789"), "server", kept("a", NOW + 400 * DAY), NOW);
+        let error = there.import(here.export().as_bytes(), NOW).unwrap_err().to_string();
+        assert!(error.starts_with("line 1: a measurement is 9600 h ahead of"), "{error}");
+        assert_eq!(there.record(&key("0123456789")).unwrap().measurements.len(), 1);
     }
 
     proptest! {
