@@ -60,6 +60,7 @@ fn main() -> ExitCode {
     ] {
         tests.push(test_case(format!("refused/{reason}"), needs(), move |t| refused(t, how, reason)));
     }
+    tests.push(test_case("refused/real-time-thread", needs(), |t| refused(t, "thread", "real-time")));
     main_of_one_at_a_time(tests)
 }
 
@@ -344,7 +345,7 @@ fn refused(t: &Context, how: &str, reason: &str) -> Result<()> {
         _ => &[],
     };
     let words: &[&str] = match how {
-        "real-time" | "closed" | "traced" => &[how],
+        "real-time" | "thread" | "closed" | "traced" => &[how],
         _ => &[],
     };
     let served = if how == "kubelet" { machine.serve_as("kubelet")? } else { machine.serve(words, environment)? };

@@ -2,18 +2,21 @@
 // each line of input it says whether its code and constants were right all the time. For the line "fork" it says the PID of a fork
 // that waits until its parent ends.
 //
-//   serves_from_large_code [real-time | closed | traced]
+//   serves_from_large_code [real-time | thread | closed | traced]
 //
 //   real-time  is scheduled by SCHED_FIFO
+//   thread     has a thread that is scheduled by SCHED_FIFO
 //   closed     is of another user, and its memory is closed to others (PR_SET_DUMPABLE)
 //   traced     is traced by a child
 //
-// build: gcc -g -O1 -Wall -Wno-unused-function -fPIE -pie -o $OUT $SRC
+// build: gcc -g -O1 -Wall -Wno-unused-function -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE
 #define CODE_PAGES 1700
 #define RODATA_BYTES 7000000
 #include "ranges.h"
+#include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -28,10 +31,19 @@ static double used(void) {
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
+static void *wait_for_ever(void *unused) {
+    for (;;) pause();
+    return unused;
+}
+
 static int become(const char *what) {
-    if (!strcmp(what, "real-time")) {
-        struct sched_param lowest = {.sched_priority = 1};
-        return sched_setscheduler(0, SCHED_FIFO, &lowest);
+    struct sched_param lowest = {.sched_priority = 1};
+    if (!strcmp(what, "real-time")) return sched_setscheduler(0, SCHED_FIFO, &lowest);
+    if (!strcmp(what, "thread")) {
+        pthread_t thread;
+        errno = pthread_create(&thread, 0, wait_for_ever, 0);
+        if (!errno) errno = pthread_setschedparam(thread, SCHED_FIFO, &lowest);
+        return errno;
     }
     if (!strcmp(what, "closed")) return setgid(65534) || setuid(65534) || prctl(PR_SET_DUMPABLE, 0);
     if (!strcmp(what, "traced")) {

@@ -4,7 +4,7 @@ use crate::decision::{
     Course, Identity, Judgement, Order, Pending, Program, Refusal, Subject, Surroundings, Usage, VARIABLE,
     cost_of_measurement, course, judge, least_cpu, least_cpu_to_measure, of_hours, of_machine,
 };
-use crate::discovery::{Machine, Sampler, conditions, own_line, program_of, standing_of};
+use crate::discovery::{Machine, Sampler, conditions, own_line, program_of, scheduling_of, standing_of};
 use crate::rules::{Configuration, Settings, WeekTime};
 use crate::supervisor::{Entry, Ledger, Paths, Switch};
 use crate::verdicts::{Scope, Store, Summary};
@@ -89,7 +89,8 @@ pub fn explain<'a>(configuration: &'a Configuration, paths: &Paths, pid: i32) ->
     let named = configuration.rules.iter().filter_map(|rule| Some(rule.conditions.env.as_ref()?.name.clone()));
     let variables: BTreeSet<String> = named.chain([VARIABLE.to_owned()]).collect();
     let program = program_of(pid, &variables).map_err(|error| io::Error::other(error.to_string()))?;
-    let standing = standing_of(pid, &own_line(), sample.scheduling, sample.is_kernel_thread);
+    let scheduling = scheduling_of(pid, sample.scheduling);
+    let standing = standing_of(pid, &own_line(), scheduling, sample.is_kernel_thread);
     let machine = Machine::read(&System);
     let now = local_time().map_or(WeekTime { day: 0, minute: 0 }, |now| WeekTime { day: now.day, minute: now.minute });
     let subject = Subject {

@@ -1,7 +1,7 @@
 //! The short-lived process that plans, lifts or restores one program. Its crash is a refusal, and its memory is given back.
 
 use crate::decision::{ExecutedFile, Identity, Program, of_process};
-use crate::discovery::{Sampler, executed_file, forks, standing_of};
+use crate::discovery::{Sampler, executed_file, forks, scheduling_of, standing_of};
 use lift_execution::RangeOutcome;
 use linux::lock_file::LockFile;
 use linux::process_handle::ProcessHandle;
@@ -175,7 +175,8 @@ fn changed_since_decision(request: &Request) -> Option<String> {
         return Some("it has executed another program since it was chosen".to_owned());
     }
     let sample = Sampler::now().ok()?.sample(pid)?;
-    let standing = standing_of(pid, &BTreeSet::new(), sample.scheduling, sample.is_kernel_thread);
+    let scheduling = scheduling_of(pid, sample.scheduling);
+    let standing = standing_of(pid, &BTreeSet::new(), scheduling, sample.is_kernel_thread);
     of_process(pid, &Program::default(), &standing).map(|refusal| refusal.text)
 }
 

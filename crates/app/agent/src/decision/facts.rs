@@ -100,7 +100,7 @@ pub struct Standing {
     pub is_own_line: bool,
     /// PID of its tracer.
     pub traced_by: Option<i32>,
-    /// Scheduling policy (sched(7)).
+    /// Scheduling policy (sched(7)): of a thread of real time if there is one, otherwise of the first thread.
     pub scheduling: u32,
     /// It has forbidden others to read its memory (PR_SET_DUMPABLE).
     pub is_closed: bool,

@@ -38,6 +38,11 @@ const REAL_TIME: [(u32, &str); 3] = [(1, "SCHED_FIFO"), (2, "SCHED_RR"), (6, "SC
 /// A cgroup with less than this share of its limit left is not burdened.
 const LEAST_ROOM: f64 = 0.1;
 
+/// True for a scheduling policy of real time.
+pub fn is_real_time(policy: u32) -> bool {
+    REAL_TIME.iter().any(|(number, _)| *number == policy)
+}
+
 /// Why this process is not lifted, whatever its rule says.
 pub fn of_process(pid: i32, program: &Program, standing: &Standing) -> Option<Refusal> {
     let refusal = |reason, text: String| Some(Refusal::new(reason, text));

@@ -13,7 +13,7 @@ mod verdict;
 
 pub use chance::excluded;
 pub use facts::{CgroupRoom, Conditions, ExecutedFile, Identity, Program, Standing, Usage};
-pub use interlocks::{BUILT_IN, of_hours, of_machine, of_process};
+pub use interlocks::{BUILT_IN, is_real_time, of_hours, of_machine, of_process};
 pub use judgement::{Judgement, Subject, Surroundings, judge, over_memory};
 pub use progress::{Event, MOST_REFUSALS, Progress, State, Unsettled, cost_of, least_cpu, unsettled};
 pub use refusal::{Reason, Refusal};

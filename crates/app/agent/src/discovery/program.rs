@@ -1,6 +1,7 @@
 //! Reads what a process runs, once per program: executable, environment, cgroup, user.
 
-use crate::decision::{ExecutedFile, Program, Standing, VARIABLE};
+use super::sample::POLICY;
+use crate::decision::{ExecutedFile, Program, Standing, VARIABLE, is_real_time};
 use address_space::{ElfImage, ProcessStat};
 use linux::bounded::ELF_HEADERS;
 use linux::owner::user_of;
@@ -121,7 +122,7 @@ fn unit_of(cgroup: &str) -> Option<String> {
     cgroup.rsplit('/').find(is_unit).map(str::to_owned)
 }
 
-/// Reads what may exclude a process.
+/// Reads what may exclude a process with this scheduling policy.
 pub fn standing_of(pid: i32, own_line: &BTreeSet<i32>, scheduling: u32, is_kernel_thread: bool) -> Standing {
     let process = ProcessFiles::of(pid);
     let status = process.text("status").unwrap_or_default();
@@ -142,6 +143,21 @@ pub fn standing_of(pid: i32, own_line: &BTreeSet<i32>, scheduling: u32, is_kerne
         is_closed: effective.is_some_and(|user| user != 0 && owner.is_some_and(|owner| owner != user))
             && geteuid().is_root(),
     }
+}
+
+/// The policy of a thread of real time, if a process has one, otherwise `first`, the policy of its first thread: a lift stops all
+/// threads. Takes 5 µs for each thread.
+pub fn scheduling_of(pid: i32, first: u32) -> u32 {
+    if is_real_time(first) {
+        return first;
+    }
+    let process = ProcessFiles::of(pid);
+    let threads = fs::read_dir(process.path("task")).into_iter().flatten().flatten();
+    let mut policies = threads.filter_map(|thread| {
+        let stat = process.bytes(&format!("task/{}/stat", thread.file_name().to_str()?)).ok()?;
+        ProcessStat::parse(&stat)?.number(POLICY)
+    });
+    policies.find(|policy| is_real_time(*policy)).unwrap_or(first)
 }
 
 /// This process and all above it.

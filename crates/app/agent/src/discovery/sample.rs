@@ -14,7 +14,7 @@ const THREADS: usize = 20;
 /// Field of proc_pid_stat(5): resident pages.
 const RESIDENT: usize = 24;
 /// Field of proc_pid_stat(5): scheduling policy.
-const POLICY: usize = 41;
+pub(super) const POLICY: usize = 41;
 /// Flag of a thread of the kernel (`PF_KTHREAD`).
 const KERNEL_THREAD: u64 = 0x0020_0000;
 /// Clock ticks per second if sysconf(3) does not know it.
@@ -29,7 +29,7 @@ pub struct Sample {
     pub parent: i32,
     /// Age, CPU time, resident size.
     pub usage: Usage,
-    /// Scheduling policy.
+    /// Scheduling policy of its first thread.
     pub scheduling: u32,
     /// A thread of the kernel.
     pub is_kernel_thread: bool,

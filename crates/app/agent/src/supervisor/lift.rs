@@ -8,8 +8,10 @@ use super::restore::warn;
 use super::round::week_time;
 use super::switch::Switch;
 use super::{Agent, Candidate, unix_time};
-use crate::decision::{Course, Event, Progress, Reason, Refusal, State, of_hours, of_machine, over_memory};
-use crate::discovery::{Sampler, conditions, executed_file};
+use crate::decision::{
+    Course, Event, Program, Progress, Reason, Refusal, Standing, State, of_hours, of_machine, of_process, over_memory,
+};
+use crate::discovery::{Sample, Sampler, conditions, executed_file, scheduling_of};
 use crate::rules::{Mode, Settings};
 use crate::worker::{Answer, Request, Task};
 use linux::process_handle::ProcessHandle;
@@ -17,6 +19,13 @@ use machine_facts::System;
 use options::Choice;
 use std::io;
 use std::time::{Duration, Instant};
+
+/// Why a process is not lifted whose first thread alone is scheduled as usual.
+fn real_time_thread(candidate: &Candidate) -> Option<Refusal> {
+    let Sample { identity, scheduling, .. } = candidate.sample;
+    let standing = Standing { scheduling: scheduling_of(identity.pid, scheduling), ..Standing::default() };
+    of_process(identity.pid, &Program::default(), &standing)
+}
 
 impl Agent<'_> {
     /// Lifts a process, or plans its lift in observe mode. Returns true if a worker was started.
@@ -76,6 +85,8 @@ impl Agent<'_> {
                 );
                 (!self.budget.permits(candidate.cost)).then(|| Refusal::new(Reason::CpuBudget, text))
             })
+            // Last, since it reads each thread.
+            .or_else(|| real_time_thread(candidate))
     }
 
     /// Bytes that lifts have made resident in all processes, and in the processes of this cgroup.
