@@ -3,7 +3,7 @@
 //! It is a separate process: it needs libraries that the agent does not load, and its crash does not affect the agent.
 
 use crate::discovery::Sampler;
-use linux::lock_file::LockFile;
+use linux::lock_file::{LockFile, PassingLock};
 use measure::sequential::{Line, ResultLine};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -39,8 +39,8 @@ pub struct Running {
     seen: Seen,
     /// The last line that counts, or the reason why there is none.
     end: Option<Result<ResultLine, String>>,
-    /// The lock of workers, which the process holds too.
-    _lock: Option<LockFile>,
+    /// The lock of workers, which the process holds too, and that of the program.
+    _locks: Option<(LockFile, PassingLock)>,
 }
 
 /// Pauses of the program so far.
@@ -75,28 +75,34 @@ pub fn words(pid: i32, options: &[String], most: Duration) -> Vec<OsString> {
 }
 
 impl Running {
-    /// Starts a program, usually `pagelift`, with [`words`].
+    /// Starts a program, usually `pagelift`, with [`words`]. It holds the lock as long as it lives, if there is one, also if this
+    /// process is killed.
     ///
     /// # Errors
     /// The program cannot be executed.
-    pub fn start(program: &Path, words: &[OsString]) -> Result<Self, String> {
+    pub fn start(program: &Path, words: &[OsString], lock: Option<&PassingLock>) -> Result<Self, String> {
         let mut command = Command::new(program);
-        command.args(words).stdin(Stdio::null());
+        command.args(words).stdin(lock.map_or(Ok(Stdio::null()), inherited)?);
         Self::of(command, None)
     }
 
-    /// Starts a program that holds a lock as long as it lives, also if this process is killed. Ctrl-C does not interrupt it.
+    /// Starts a program that holds the lock of workers as long as it lives, also if this process is killed. Ctrl-C does not
+    /// interrupt it.
     ///
     /// # Errors
     /// The program cannot be executed.
-    pub fn start_locked(program: &Path, words: &[OsString], lock: LockFile) -> Result<Self, String> {
-        let inherited = lock.as_fd().try_clone_to_owned().map_err(|error| format!("the lock of workers: {error}"))?;
+    pub fn start_locked(
+        program: &Path,
+        words: &[OsString],
+        lock: LockFile,
+        process: PassingLock,
+    ) -> Result<Self, String> {
         let mut command = Command::new(program);
-        command.args(words).stdin(inherited).process_group(0);
-        Self::of(command, Some(lock))
+        command.args(words).stdin(inherited(&lock)?).process_group(0);
+        Self::of(command, Some((lock, process)))
     }
 
-    fn of(mut command: Command, lock: Option<LockFile>) -> Result<Self, String> {
+    fn of(mut command: Command, locks: Option<(LockFile, PassingLock)>) -> Result<Self, String> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().map_err(|error| format!("{name}: {error}"))?;
@@ -104,7 +110,7 @@ impl Running {
         if let Some(output) = child.stdout.take() {
             thread::spawn(move || hear(output, &say));
         }
-        Ok(Self { child, heard, seen: Seen::default(), end: None, _lock: lock })
+        Ok(Self { child, heard, seen: Seen::default(), end: None, _locks: locks })
     }
 
     /// Process of the measurement, whose CPU time counts against the budget.
@@ -179,6 +185,12 @@ impl Running {
     }
 }
 
+/// A duplicate of a lock, for the standard input of a process.
+fn inherited(lock: &impl AsFd) -> Result<Stdio, String> {
+    let lock = lock.as_fd().try_clone_to_owned().map_err(|error| format!("a lock of the measurement: {error}"))?;
+    Ok(lock.into())
+}
+
 fn lost() -> String {
     "the measurement ended without a decision".to_owned()
 }
@@ -226,7 +238,7 @@ mod tests {
     use measure::sequential::{Decision, Measuring, Rule};
 
     fn shell(script: &str) -> Running {
-        Running::start(Path::new("/bin/sh"), &["-c".into(), script.into()]).unwrap()
+        Running::start(Path::new("/bin/sh"), &["-c".into(), script.into()], None).unwrap()
     }
 
     #[test]
@@ -252,7 +264,9 @@ mod tests {
         assert!(why("echo nonsense").starts_with("a line of the measurement: "));
         assert!(why("echo '{\"other\":1}'").starts_with("a line of the measurement: "));
         assert!(read(std::io::repeat(b'x'), |_| {}).is_err());
-        assert!(Running::start(Path::new("/nowhere/pagelift"), &[]).unwrap_err().starts_with("/nowhere/pagelift: "));
+        assert!(
+            Running::start(Path::new("/nowhere/pagelift"), &[], None).unwrap_err().starts_with("/nowhere/pagelift: ")
+        );
     }
 
     #[test]
@@ -301,12 +315,21 @@ mod tests {
     #[test]
     fn the_process_holds_the_lock() {
         let folder = tempfile::tempdir().unwrap();
-        let take = |most| LockFile::take(std::fs::File::open(folder.path()).unwrap(), "lock", most);
+        let open = || std::fs::File::open(folder.path()).unwrap();
+        let take = |most| LockFile::take(open(), "lock", most);
+        let program = || PassingLock::take(open(), "program", Duration::ZERO);
+        let sleep = (Path::new("/bin/sleep"), [OsString::from("600")]);
         let lock = take(Duration::ZERO).unwrap();
-        let running = Running::start_locked(Path::new("/bin/sleep"), &["600".into()], lock).unwrap();
-        assert!(take(Duration::ZERO).is_err());
+        let running = Running::start_locked(sleep.0, &sleep.1, lock, program().unwrap()).unwrap();
+        assert!(take(Duration::ZERO).is_err() && program().is_err());
         drop(running);
         assert!(take(Duration::ZERO).is_ok());
+        let lock = program().unwrap();
+        let running = Running::start(sleep.0, &sleep.1, Some(&lock)).unwrap();
+        assert!(program().is_err());
+        drop((running, lock));
+        assert!(program().is_ok());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "only the lock that stays");
     }
 
     #[test]

@@ -3,8 +3,10 @@
 use crate::decision::{ExecutedFile, Identity, Program, of_process};
 use crate::discovery::{Sampler, executed_file, forks, scheduling_of, standing_of};
 use lift_execution::RangeOutcome;
-use linux::lock_file::LockFile;
+use linux::lock_file::{LockError, LockFile, PassingLock};
 use linux::process_handle::ProcessHandle;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
 use options::{Choice, Kind, Kinds, Pages, Policy};
 use process_view::ObjectReader;
 use serde::{Deserialize, Serialize};
@@ -144,6 +146,10 @@ pub fn perform(request: &Request) -> Answer {
     if !runs(request.identity) {
         return Answer { gone: true, ..Answer::default() };
     }
+    let _process = match lock_process(&request.state, pid, Duration::ZERO) {
+        Ok(lock) => lock,
+        Err(error) => return Answer { not_started: true, ..refused(not_locked(pid, &error)) },
+    };
     if let Some(why) = changed_since_decision(request) {
         return refused(why);
     }
@@ -188,6 +194,26 @@ pub fn take_lock(state: &Path, most: Duration) -> Result<LockFile, String> {
     let directory = File::open(state).map_err(|error| format!("{} cannot be opened: {error}", state.display()))?;
     LockFile::take(directory, LOCK, most)
         .map_err(|error| format!("the lock {LOCK} in {} cannot be taken: {error:?}", state.display()))
+}
+
+/// Takes the lock of a process that is lifted, restored or measured, and waits for `most` at the longest. Its file is removed with
+/// it.
+///
+/// # Errors
+/// Another command holds it for too long, or it cannot be made.
+pub fn lock_process(state: &Path, pid: i32, most: Duration) -> Result<PassingLock, LockError> {
+    let directory = open(state, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    PassingLock::take(directory, &format!("process.{pid}.lock"), most)
+}
+
+/// Why a process is left to another command.
+pub fn not_locked(pid: i32, error: &LockError) -> String {
+    match error {
+        LockError::Held(_) => {
+            format!("another command lifts, restores or measures process {pid} at this moment; fix: wait for its end")
+        }
+        error => format!("the lock of process {pid} cannot be taken: {error:?}"),
+    }
 }
 
 fn policy(request: &Request) -> Result<Policy, String> {

@@ -123,6 +123,13 @@ impl PassingLock {
     }
 }
 
+/// As for [`LockFile`].
+impl AsFd for PassingLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+}
+
 impl Drop for PassingLock {
     fn drop(&mut self) {
         // A process that has opened the file and waits finds that the file no longer has a name.

@@ -1,7 +1,7 @@
 //! Starts workers and waits for their answers.
 
 use crate::measurement::{Running, Seen, words};
-use crate::worker::{Answer, Request, Task, take_lock};
+use crate::worker::{Answer, Request, Task, lock_process, not_locked, take_lock};
 use measure::sequential::ResultLine;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -139,7 +139,8 @@ impl Worker for WorkerProcess {
         state: &Path,
     ) -> Result<Box<dyn Ongoing>, String> {
         let lock = take_lock(state, Duration::ZERO)?;
-        Ok(Box::new(Running::start_locked(&self.program, &words(pid, options, most), lock)?))
+        let process = lock_process(state, pid, Duration::ZERO).map_err(|error| not_locked(pid, &error))?;
+        Ok(Box::new(Running::start_locked(&self.program, &words(pid, options, most), lock, process)?))
     }
 }
 

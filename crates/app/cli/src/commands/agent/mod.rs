@@ -130,7 +130,7 @@ pub fn run(args: &AgentArgs) -> u8 {
         }),
         AgentCommand::Status { json } => finished(state::status(&args.paths(), *json).map(|()| 0)),
         AgentCommand::Stop { restore } => finished(state::stop(&args.paths(), *restore)),
-        AgentCommand::Verdicts(args) => finished(verdicts::run(args).map(|()| 0)),
+        AgentCommand::Verdicts(command) => finished(verdicts::run(command, &args.state).map(|()| 0)),
         AgentCommand::Worker => finished(run::worker().map(|()| 0)),
     }
 }

@@ -11,9 +11,11 @@ use agent::decision::{ExecutedFile, Identity};
 use agent::discovery::{Machine, Sampler, executed_file, program_of};
 use agent::measurement::{Running, words};
 use agent::verdicts::{Key, Measurement, Record, Scope, Store, StoreError, decision_text, gain_text};
+use agent::worker::{lock_process, not_locked};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
 use linux::bounded::VERDICTS;
+use linux::lock_file::{LockError, PassingLock};
 use machine_facts::System;
 use measure::sequential::Decision;
 use options::{Choice, Pages};
@@ -76,12 +78,12 @@ enum VerdictsCommand {
 ///
 /// # Errors
 /// A file cannot be read or written, or is not a list of verdicts.
-pub fn run(args: &VerdictsArgs) -> anyhow::Result<()> {
-    let folder = &args.verdicts;
+pub fn run(args: &VerdictsArgs, state: &Path) -> anyhow::Result<()> {
+    let folder = args.verdicts.as_path();
     match &args.command {
         None => show(&Store::load(folder)?, args.json),
         Some(_) if args.json => bail!("--json is for the list; fix: leave it out"),
-        Some(VerdictsCommand::Measure { pid, pages, time }) => measure_now(folder, *pid, *pages, *time),
+        Some(VerdictsCommand::Measure { pid, pages, time }) => measure_now((folder, state), *pid, *pages, *time),
         Some(VerdictsCommand::Export) => Ok(Output::Standard.print_whole(&Store::load(folder)?.export())?),
         Some(VerdictsCommand::Import { file }) => import(folder, file),
         Some(VerdictsCommand::Forget { program, .. }) => forget(folder, program.as_deref()),
@@ -95,13 +97,29 @@ fn now() -> u64 {
 /// Kinds of memory that a measurement lifts: those that can be restored.
 const MEASURED: [&str; 2] = ["text", "rodata"];
 
+/// Time for which the worker of an agent is waited for: most lifts take less than a second.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// The lock that keeps an agent from the process meanwhile. `None` if no agent has run since the boot, or if the agent is another
+/// user's.
+fn lock_of(state: &Path, pid: i32) -> anyhow::Result<Option<PassingLock>> {
+    match lock_process(state, pid, LONGEST_WAIT) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error @ LockError::Held(_)) => bail!("{}", not_locked(pid, &error)),
+        Err(LockError::OfAnotherUser(_) | LockError::Refused(_)) => Ok(None),
+    }
+}
+
 /// Measures one process, says the decision, and keeps it.
-fn measure_now(folder: &Path, pid: i32, pages: Pages, most: Duration) -> anyhow::Result<()> {
+fn measure_now((folder, state): (&Path, &Path), pid: i32, pages: Pages, most: Duration) -> anyhow::Result<()> {
+    let lock = lock_of(state, pid)?;
     let identity = identity_of(pid)?;
     let program = program_of(pid, &BTreeSet::new()).map_err(|error| anyhow::anyhow!("{error}"))?;
     let options = ["--pages", pages.word(), "--lift", &MEASURED.join(",")].map(str::to_owned);
     let own = std::env::current_exe().context("finding the file of this program")?;
-    let running = Running::start(&own, &words(pid, &options, most)).map_err(anyhow::Error::msg)?;
+    // A folder that cannot be written fails here, not after the measurement.
+    Store::update(folder, |_| Ok::<_, StoreError>(()))?;
+    let running = Running::start(&own, &words(pid, &options, most), lock.as_ref()).map_err(anyhow::Error::msg)?;
     let result = running.result().map_err(anyhow::Error::msg)?;
     ensure!(identity_of(pid).ok() == Some(identity), "process {pid} has ended or executed another program meanwhile");
     let key = Scope::read().key(&program.build_of_owner(), &MEASURED, pages, None);
