@@ -41,6 +41,8 @@ fn main() -> ExitCode {
         test_case("measured/what_pays_is_kept", needs(), measured::what_pays),
         test_case("measured/what_is_equal_is_left_plain", needs(), measured::what_is_equal),
         test_case("measured/an_interruption_leaves_it_plain", needs(), measured::interrupted),
+        test_case("measured/by_a_command_without_the_agent", needs(), measured::by_command),
+        test_case("measured/imported_verdicts_decide", needs(), measured::imported),
         test_case("metrics_are_scraped", needs(), metrics::scraped),
         test_case("an_address_that_is_taken", vec![], metrics::taken),
     ];

@@ -167,3 +167,78 @@ pub fn interrupted(t: &Context) -> Result<()> {
     machine.stop(agent)?;
     served.end()
 }
+
+/// A command measures a program that the agent may lift: the agent waits for its end.
+pub fn by_command(t: &Context) -> Result<()> {
+    let machine = Machine::new(t, "act", "")?;
+    let served = machine.work(STEPS, STEPS)?;
+    // An agent has run before.
+    fs::create_dir(machine.state())?;
+    let (pid, folder) = (served.pid().to_string(), machine.verdicts().display().to_string());
+    let words: [&str; 9] = ["verdicts", "measure", "--pages", "thp", "--for", "20s", &pid, "--verdicts", &folder];
+    let measuring = t.session_within(machine.pagelift(&words)?, LONG)?;
+    poll_until(LONG, "a lift by the measurement", || served.huge_bytes().is_ok_and(|bytes| bytes > 0))?;
+    let agent = machine.agent()?;
+    agent.wait_for_stderr(&format!("not lifted costs_less_when_lifted[{pid}]"))?;
+    ensure!(agent.stderr_so_far().contains("another command lifts, restores or measures"), "{}", agent.stderr_so_far());
+    ensure!(!agent.stderr_so_far().contains(": lifted costs_less_when_lifted"), "{}", agent.stderr_so_far());
+    measuring.finish()?.success()?;
+    agent.wait_for_stderr(&format!(": lifted costs_less_when_lifted[{pid}]"))?;
+    machine.stop(agent)?;
+    let mut names = fs::read_dir(machine.state())?.flatten().map(|entry| entry.file_name());
+    ensure!(names.all(|name| !name.to_string_lossy().starts_with("process.")), "a lock of a process is left");
+    served.end()
+}
+
+/// Measurements of other machines decide as this machine's own do, if they are of the same CPU, kernel and settings.
+pub fn imported(t: &Context) -> Result<()> {
+    let machine = machine(t)?;
+    let first = machine.work(STEPS, LESS)?;
+    // The key of this build here.
+    machine.run_verdicts(&["measure", "--pages", "thp", "--for", "1s", &first.pid().to_string()])?;
+    let own: Value = serde_json::from_str(&machine.run_verdicts(&["export"])?)?;
+    machine.run_verdicts(&["forget", "--all"])?;
+    let file = t.folder().join("verdicts.jsonl");
+    let import = |cpu: &str, decision: &str| -> Result<()> {
+        let mut record = own.clone();
+        let measurement = &own["measurements"][0];
+        let of_boot = |boot: &str| {
+            let mut other = measurement.clone();
+            (other["boot"], other["decision"]) = (boot.into(), decision.into());
+            other
+        };
+        record["measurements"] = Value::Array(["a", "b", "c"].map(of_boot).into());
+        if !cpu.is_empty() {
+            record["cpu"] = cpu.into();
+        }
+        fs::write(&file, format!("{record}\n"))?;
+        machine.run_verdicts(&["import", &file.display().to_string()]).map(drop)
+    };
+    import("another CPU", "keep")?;
+    let explained = machine.explain(first.pid())?;
+    ensure!(explained.contains("not been measured here"), "{explained}");
+    first.end()?;
+    import("", "keep")?;
+    // One of twenty is measured all the same.
+    let served = loop {
+        let served = machine.work(STEPS, LESS)?;
+        if machine.explain(served.pid())?.contains("ok   lifted without a measurement; a lift pays: 3 measurements") {
+            break served;
+        }
+        served.end()?;
+    };
+    let agent = machine.agent()?;
+    agent.wait_for_stderr(&format!(": lifted costs_less_when_lifted[{}]", served.pid()))?;
+    ensure!(!agent.stderr_so_far().contains("measuring costs_less_when_lifted"), "{}", agent.stderr_so_far());
+    // The agent that runs reads a new verdict, and leaves lifts of before as they are.
+    import("", "harm")?;
+    let another = machine.work(STEPS, LESS)?;
+    agent.wait_for_stderr(&format!(
+        "not lifted costs_less_when_lifted[{}] by rule \"code\": a lift does not pay",
+        another.pid()
+    ))?;
+    ensure!(another.huge_bytes()? == 0 && served.huge_bytes()? > 0, "not as the verdicts say");
+    machine.stop(agent)?;
+    served.end()?;
+    another.end()
+}
