@@ -2,6 +2,7 @@
 //! removed and purged in roots that hold nothing else.
 
 mod root;
+mod triggers;
 
 use anyhow::{Context as _, Result, ensure};
 use root::Root;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         case("deb_is_clean_and_reproducible", &["dh", "lintian"], |t| clean(t, Kind::Deb)),
         case("rpm_is_clean_and_reproducible", &["rpmbuild", "rpmlint"], |t| clean(t, Kind::Rpm)),
         case("deb_lives_in_a_clean_root", &["dh", "mmdebstrap", "systemctl"], deb_in_a_root),
+        case("deb_triggers_lay_files_out_again", &["dh", "dpkg-deb", "gcc", "mmdebstrap"], triggers::fire),
         case("deb_lives_in_another_release", &["dh", "mmdebstrap"], deb_in_another_release),
         case("deb_for_development", &["dh", "gcc", "g++", "cmake", "pkg-config"], deb_for_development),
         case(

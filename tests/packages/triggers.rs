@@ -1,0 +1,95 @@
+//! The trigger of the Debian package: it gives the files of `relayout` entries their layout again after each upgrade.
+
+use crate::root::Root;
+use anyhow::{Result, ensure};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use test_support::{Context, PackageKind, copy_program, pack, program_source, shared_folder};
+
+/// A program of another package.
+const PROGRAM: &str = "opt/shop/server";
+const LIST: &str = "etc/pagelift/cache.conf";
+
+/// Installs, upgrades and removes that package. dpkg succeeds each time, and prints the reason if the file keeps its layout.
+pub fn fire(t: &Context) -> Result<()> {
+    let packages = pack(t, PackageKind::Deb, "1")?;
+    let program = disagreeing(t)?;
+    let (sound, moved) = (fs::read(&program)?, laid_out(t, &program)?);
+    ensure!(sound != moved, "its offsets agree already");
+    let root = Root::new(t)?;
+    root.bring("new", &packages)?;
+    root.bring("old", &shop(t, &program)?)?;
+    let installed = || fs::read(root.path().join(PROGRAM));
+    let list = |key: &str| root.write(LIST, &format!("{key} = [\"/{PROGRAM}\"]\n"));
+    let dpkg = |words: &str, says: &str| {
+        root.run(t, &format!("dpkg {words} >/tmp/said 2>&1 || {{ cat /tmp/said; exit 1; }}\ngrep '{says}' /tmp/said"))
+    };
+    root.run(t, "dpkg -i /new/*.deb && dpkg -i /old/shop_1.deb")?;
+    ensure!(installed()? == sound, "it was laid out without a list");
+
+    list("relayout")?;
+    dpkg("-i /old/shop_2.deb", "belongs to the package shop")?;
+    ensure!(installed()? == sound, "a file of a package was laid out unasked");
+
+    list("relayout-packaged")?;
+    dpkg("-i /old/shop_1.deb", "laid out anew")?;
+    ensure!(installed()? == moved, "the upgraded file was not laid out");
+    root.run(t, &format!("/{PROGRAM} </dev/null"))?;
+
+    list("relayout")?;
+    root.run(t, &format!("dpkg-divert --local --no-rename --divert /{PROGRAM}.distrib --add /{PROGRAM}"))?;
+    dpkg("-i /old/shop_2.deb", "laid out anew")?;
+    let distributed = fs::read(root.path().join(format!("{PROGRAM}.distrib")))?;
+    ensure!(installed()? == moved && distributed == sound, "the diverted file was not copied");
+    root.run(t, &format!("/{PROGRAM} </dev/null"))?;
+
+    dpkg("-P shop", "a diverted file that is gone")?;
+    ensure!(installed()? == moved, "the removal has changed the copy");
+    root.run(t, "dpkg -P pagelift libpagelift-dev libpagelift0")
+}
+
+/// A program of four huge pages of code whose offsets disagree with their addresses.
+fn disagreeing(t: &Context) -> Result<PathBuf> {
+    let program = t.folder().join("server");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O1", "-fno-toplevel-reorder", "-fPIE", "-pie", "-Wl,-Ttext=0x1001000", "-o"]).arg(&program);
+    gcc.arg(program_source("page_cache/large_code.c")?).arg("-I").arg(shared_folder());
+    t.run(gcc)?.success()?;
+    Ok(program)
+}
+
+/// The program in the other layout.
+fn laid_out(t: &Context, program: &Path) -> Result<Vec<u8>> {
+    let out = t.folder().join("expected");
+    let mut align = t.pagelift(&["align", "--relayout", "-o"])?;
+    align.arg(&out).arg(program);
+    t.run(align)?.success()?;
+    Ok(fs::read(out)?)
+}
+
+/// A folder with two versions of a package that has the program.
+fn shop(t: &Context, program: &Path) -> Result<PathBuf> {
+    let packages = t.folder().join("shop");
+    fs::create_dir(&packages)?;
+    for version in ["1", "2"] {
+        let tree = t.folder().join(format!("shop-{version}"));
+        for folder in ["DEBIAN", "opt", "opt/shop"] {
+            fs::create_dir_all(tree.join(folder))?;
+            fs::set_permissions(tree.join(folder), Permissions::from_mode(0o755))?;
+        }
+        fs::set_permissions(&tree, Permissions::from_mode(0o755))?;
+        copy_program(t, program, &tree.join(PROGRAM))?;
+        fs::set_permissions(tree.join(PROGRAM), Permissions::from_mode(0o755))?;
+        let control = format!(
+            "Package: shop\nVersion: {version}\nArchitecture: all\nMaintainer: Shop <shop@example.org>\nDescription: a server\n"
+        );
+        fs::write(tree.join("DEBIAN/control"), control)?;
+        let mut build = Command::new("dpkg-deb");
+        build.args(["--root-owner-group", "-Znone", "--build"]).arg(&tree);
+        build.arg(packages.join(format!("shop_{version}.deb")));
+        t.run(build)?.success()?;
+    }
+    Ok(packages)
+}
