@@ -39,7 +39,7 @@ pub struct Running {
     seen: Seen,
     /// The last line that counts, or the reason why there is none.
     end: Option<Result<ResultLine, String>>,
-    /// The lock of workers, which the process holds too, and that of the program.
+    /// The lock of workers, which the process holds too, and the lock of the measured program.
     _locks: Option<(LockFile, PassingLock)>,
 }
 
