@@ -16,6 +16,7 @@ pub fn tests() -> Vec<Test> {
     vec![
         test_case("keep/moves_the_segments_of_listed_files_after_each_upgrade", needs(), upgraded),
         test_case("keep/moves_files_of_packages_only_if_told_or_diverted", needs(), packaged),
+        test_case("keep/moves_no_file_whose_package_is_not_known", needs(), unanswered),
         test_case("keep/copies_of_diverted_files_keep_labels_and_lists", python(), labelled),
         test_case("keep/moves_no_file_that_others_can_exchange", [needs(), vec![Need::Root]].concat(), changeable),
     ]
@@ -136,6 +137,24 @@ fn packaged(t: &Context) -> Result<()> {
     fs::remove_file(&distributed)?;
     let gone = keep("relayout", ".distrib")?;
     ensure!(gone.ending == Ending::Exit(125) && gone.stderr.contains("a diverted file that is gone"), "{gone:?}");
+    Ok(())
+}
+
+/// The database of dpkg may be damaged.
+fn unanswered(t: &Context) -> Result<()> {
+    let built = disagreeing(t, OTHER_ADDRESS)?;
+    let folder = roots_folder()?;
+    let program = folder.path().join("installed");
+    copy_program(t, &built, &program)?;
+    let dpkg = dpkg(t)?;
+    fs::write(dpkg.join("dpkg-query"), "#!/bin/sh\necho 'dpkg-query: error: damaged' >&2\nexit 2\n")?;
+    let refused = keep_diverted(t, &dpkg, ("relayout", program.as_path()), "", "")?;
+    let says = ["dpkg cannot say", "error: damaged"];
+    ensure!(
+        refused.ending == Ending::Exit(125) && says.iter().all(|text| refused.stderr.contains(text)),
+        "{refused:?}"
+    );
+    ensure!(fs::read(&program)? == fs::read(&built)?, "a refused file was changed");
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Reasons of others against a change of a file.
 
+use anyhow::bail;
 use linux::bounded::ELF_HEADERS;
 use nix::libc::{S_ISGID, S_ISUID};
 use object::read::elf::FileHeader as _;
@@ -47,7 +48,7 @@ pub fn obstacle(path: &Path, file: &File) -> anyhow::Result<Option<Obstacle>> {
     if let Some(found) = signed(file) {
         return Ok(Some(Obstacle::Signed(found)));
     }
-    Ok(package_of(&std::fs::canonicalize(path)?).map(Obstacle::Package))
+    Ok(package_of(&std::fs::canonicalize(path)?)?.map(Obstacle::Package))
 }
 
 /// The finding, for messages, if the file is signed or measured.
@@ -73,23 +74,38 @@ fn signature(file: &File) -> Option<String> {
     names.into_iter().find(is_signature).map(|name| printable(&String::from_utf8_lossy(name)))
 }
 
+/// Exit status of dpkg-query(1) after an error, as of a damaged database. If no package has the file, it is 1.
+const NO_ANSWER: i32 = 2;
+
 /// The package that a path belongs to, by dpkg or rpm. Where `/bin` is a link to `/usr/bin` a package may name either.
-fn package_of(path: &Path) -> Option<Package> {
+///
+/// # Errors
+/// dpkg cannot say.
+fn package_of(path: &Path) -> anyhow::Result<Option<Package>> {
     let unmerged = path.strip_prefix("/usr").ok().map(|rest| Path::new("/").join(rest));
     for path in [Some(path.to_owned()), unmerged].into_iter().flatten() {
+        let Some(path) = path.to_str() else { return Ok(None) };
         // dpkg takes patterns.
-        let escaped = path.to_str()?.replace('\\', "\\\\").replace('*', "\\*").replace('?', "\\?").replace('[', "\\[");
-        for (program, option, asked) in [("dpkg-query", "-S", escaped.as_str()), ("rpm", "-qf", path.to_str()?)] {
+        let escaped = path.replace('\\', "\\\\").replace('*', "\\*").replace('?', "\\?").replace('[', "\\[");
+        for (program, option, asked) in [("dpkg-query", "-S", escaped.as_str()), ("rpm", "-qf", path)] {
             let command = &mut Command::new(program);
             let Ok(output) = command.env("LC_ALL", "C").args([option, "--", asked]).output() else { continue };
+            let is_of_dpkg = program == "dpkg-query";
+            if is_of_dpkg && output.status.code() == Some(NO_ANSWER) {
+                let why = String::from_utf8_lossy(&output.stderr);
+                let why = printable(why.lines().next().unwrap_or_default());
+                bail!(
+                    "found that dpkg cannot say to which package the file belongs ({why}), needed an answer; fix: --force"
+                );
+            }
             let text = String::from_utf8_lossy(&output.stdout);
             if let Some(line) = text.lines().find(|line| output.status.success() && !is_of_diversion(line)) {
                 let name = printable(line.split(": ").next().unwrap_or(line));
-                return Some(Package { name, is_of_dpkg: program == "dpkg-query" });
+                return Ok(Some(Package { name, is_of_dpkg }));
             }
         }
     }
-    None
+    Ok(None)
 }
 
 /// True for a line of `dpkg-query -S` about a diversion, a package's or a local one.
