@@ -142,10 +142,13 @@ pub fn perform(request: &Request) -> Answer {
         return refused("the agent has ended".to_owned());
     }
     let pid = request.identity.pid;
-    let Ok(handle) = ProcessHandle::open(pid) else { return Answer { gone: true, ..Answer::default() } };
-    if !runs(request.identity) {
-        return Answer { gone: true, ..Answer::default() };
-    }
+    let Some(handle) = ProcessHandle::open(pid).ok().filter(|_| runs(request.identity)) else {
+        // Without descriptors or memory nothing is known about it.
+        return match Sampler::now().is_ok_and(|sampler| !sampler.lives(request.identity)) {
+            true => Answer { gone: true, ..Answer::default() },
+            false => Answer { not_started: true, ..refused(format!("process {pid} cannot be read at this moment")) },
+        };
+    };
     let _process = match lock_process(&request.state, pid, Duration::ZERO) {
         Ok(lock) => lock,
         Err(error) => return Answer { not_started: true, ..refused(not_locked(pid, &error)) },

@@ -4,6 +4,7 @@ use crate::decision::{Identity, Usage};
 use address_space::ProcessStat;
 use linux::text::bytes_of;
 use machine_facts::base_page;
+use nix::libc::{ENOENT, ESRCH};
 use nix::unistd::{SysconfVar, sysconf};
 use std::fs;
 use std::io;
@@ -59,6 +60,19 @@ impl Sampler {
     /// Reads a process; `None` if it has ended.
     pub fn sample(&self, pid: i32) -> Option<Sample> {
         self.parse(pid, &bytes_of(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// False if a process has ended.
+    pub fn lives(&self, identity: Identity) -> bool {
+        self.shows_life(identity, bytes_of(format!("/proc/{}/stat", identity.pid)))
+    }
+
+    /// A reading that failed for want of descriptors or memory shows no end.
+    fn shows_life(&self, identity: Identity, read: io::Result<Vec<u8>>) -> bool {
+        match read {
+            Ok(stat) => self.parse(identity.pid, &stat).is_some_and(|now| now.identity == identity),
+            Err(error) => !matches!(error.raw_os_error(), Some(ENOENT | ESRCH)),
+        }
     }
 
     fn parse(&self, pid: i32, stat: &[u8]) -> Option<Sample> {
@@ -132,6 +146,16 @@ mod tests {
         fields[20 - 3] = "2";
         assert!(sampler.parse(7, format!("7 (a) {}", fields.join(" ")).as_bytes()).is_some(), "a thread lives");
         assert_eq!(sampler.parse(7, b"7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn only_a_missing_process_has_ended() {
+        let (sampler, own) = (Sampler::now().unwrap(), own_identity().unwrap());
+        assert!(sampler.lives(own) && !sampler.lives(Identity { start: own.start + 1, ..own }));
+        assert!(!sampler.lives(Identity { pid: i32::MAX, ..own }));
+        let failed = |error| sampler.shows_life(own, Err(io::Error::from_raw_os_error(error)));
+        assert!(failed(nix::libc::ENFILE) && failed(nix::libc::ENOMEM));
+        assert!(!failed(ENOENT) && !failed(ESRCH));
     }
 
     #[test]

@@ -162,10 +162,8 @@ impl Agent<'_> {
         let handle = ProcessHandle::open(identity.pid).ok();
         let is_same = Sampler::now()?.sample(identity.pid).is_some_and(|sample| sample.identity == identity);
         let tracked = self.tracked.get_mut(&identity);
-        let (Some(handle), Some(tracked), true) = (handle, tracked, is_same) else {
-            self.forget(identity);
-            return Ok(false);
-        };
+        // The next scan forgets a process that has ended.
+        let (Some(handle), Some(tracked), true) = (handle, tracked, is_same) else { return Ok(false) };
         let (Some(file), Some(program)) = (tracked.file, &tracked.program) else { return Ok(false) };
         if executed_file(identity.pid) != Some(file) {
             return Ok(false);

@@ -215,5 +215,5 @@ pub(super) fn warn(report: &mut dyn FnMut(&Action), answer: &Answer, named: &Nam
 /// Removes the entries of processes that have ended.
 pub fn forget_ended(ledger: &mut Ledger) {
     let Ok(sampler) = Sampler::now() else { return };
-    ledger.lifts.retain(|entry| sampler.sample(entry.identity.pid).is_some_and(|now| now.identity == entry.identity));
+    ledger.lifts.retain(|entry| sampler.lives(entry.identity));
 }

@@ -33,10 +33,11 @@ impl Agent<'_> {
             seen.insert(sample.identity);
             candidates.extend(self.look(&sample)?);
         }
-        self.tracked.retain(|identity, _| seen.contains(identity));
-        self.not_restored.keep(|identity| seen.contains(&identity));
+        let lives = |identity: Identity| seen.contains(&identity) || sampler.lives(identity);
+        self.tracked.retain(|identity, _| lives(*identity));
+        self.not_restored.keep(lives);
         let before = self.ledger.lifts.len();
-        self.ledger.lifts.retain(|entry| seen.contains(&entry.identity));
+        self.ledger.lifts.retain(|entry| lives(entry.identity));
         if self.ledger.lifts.len() != before {
             self.ledger.save(&self.paths.state)?;
         }
