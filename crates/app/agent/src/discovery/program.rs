@@ -2,6 +2,7 @@
 
 use super::sample::POLICY;
 use crate::decision::{ExecutedFile, Program, Standing, VARIABLE, is_real_time};
+use crate::rules::UNIT_KINDS;
 use address_space::{ElfImage, ProcessStat};
 use linux::bounded::ELF_HEADERS;
 use linux::owner::user_of;
@@ -118,7 +119,7 @@ fn parse_environment(bytes: &[u8], variables: &BTreeSet<String>) -> BTreeMap<Str
 
 /// The innermost systemd unit of a cgroup's path.
 fn unit_of(cgroup: &str) -> Option<String> {
-    let is_unit = |part: &&str| [".service", ".scope", ".socket", ".mount"].iter().any(|end| part.ends_with(end));
+    let is_unit = |part: &&str| UNIT_KINDS.iter().any(|end| part.ends_with(end));
     cgroup.rsplit('/').find(is_unit).map(str::to_owned)
 }
 

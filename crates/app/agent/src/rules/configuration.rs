@@ -19,6 +19,8 @@ use toml::Spanned;
 const MOST_RULES: usize = 1000;
 /// Longest name of a rule in bytes; messages, the state and hashes contain it.
 const LONGEST_NAME: usize = 64;
+/// Ends of the names of units in paths of cgroups.
+pub const UNIT_KINDS: [&str; 4] = [".service", ".scope", ".socket", ".mount"];
 /// Shortest time between two scans.
 const SHORTEST_SCAN: Duration = Duration::from_millis(100);
 
@@ -387,7 +389,29 @@ fn conditions(source: &Source<'_>, table: &Spanned<MatchTable>) -> Result<Condit
             "no condition, which every process would meet; needed: at least one; if all are meant: exe = \"*\"";
         return Err(source.error(&table.span(), message));
     }
-    Ok(conditions)
+    match never_met(&conditions) {
+        Some(message) => Err(source.error(&table.span(), message)),
+        None => Ok(conditions),
+    }
+}
+
+/// Why no process ever meets a condition: by a name in the place of a path, a path of a cgroup as the kernel writes it, or a unit
+/// without its kind.
+fn never_met(conditions: &Conditions) -> Option<String> {
+    let is_name = |pattern: &&Pattern| !pattern.may_begin_with_slash();
+    let of_exe = conditions.exe.iter().find(is_name).map(|pattern| {
+        format!("exe = \"{pattern}\" matches no path; needed: \"*/{pattern}\", or name = \"{pattern}\"")
+    });
+    let of_cgroup = || {
+        let pattern = conditions.cgroup.iter().find(|pattern| pattern.begins_with_slash())?;
+        Some(format!("cgroup = \"{pattern}\" matches no cgroup; needed: the path without the first /"))
+    };
+    let of_unit = || {
+        let is_unit = |pattern: &Pattern| UNIT_KINDS.iter().any(|kind| pattern.may_end_with(kind));
+        let pattern = conditions.unit.iter().find(|pattern| !is_unit(pattern))?;
+        Some(format!("unit = \"{pattern}\" matches no unit; needed: its kind, too, such as \"{pattern}.service\""))
+    };
+    of_exe.or_else(of_cgroup).or_else(of_unit)
 }
 
 fn env_condition(source: &Source<'_>, text: &Spanned<String>) -> Result<EnvCondition, ConfigError> {

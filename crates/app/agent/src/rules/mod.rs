@@ -13,7 +13,9 @@ mod quiet;
 mod tests;
 mod written;
 
-pub use configuration::{Allowance, Conditions, ConfigFile, Configuration, EnvCondition, Rule, Settings, intersection};
+pub use configuration::{
+    Allowance, Conditions, ConfigFile, Configuration, EnvCondition, Rule, Settings, UNIT_KINDS, intersection,
+};
 pub use error::{ConfigError, Place};
 pub use folder::{Stamp, read_folder};
 pub use listen::Listen;

@@ -40,6 +40,22 @@ impl Pattern {
         }
         pattern[at..].iter().all(|&rest| rest == '*')
     }
+
+    /// True if it begins with `/`, as every path does.
+    pub fn begins_with_slash(&self) -> bool {
+        self.0.starts_with('/')
+    }
+
+    /// True if it matches texts that begin with `/`.
+    pub fn may_begin_with_slash(&self) -> bool {
+        self.0.starts_with(['/', '*', '?'])
+    }
+
+    /// True if it matches texts that end with `end`.
+    pub fn may_end_with(&self, end: &str) -> bool {
+        let last = self.0.rsplit(['*', '?']).next().unwrap_or_default();
+        last.ends_with(end) || end.ends_with(last)
+    }
 }
 
 impl TryFrom<String> for Pattern {
@@ -87,6 +103,18 @@ mod tests {
             ("[a]", "a", false),
         ] {
             assert_eq!(pattern(wanted).matches(text), expected, "{wanted} {text}");
+        }
+    }
+
+    #[test]
+    fn beginnings_and_ends_may_match() {
+        for (wanted, expected) in [("/a", true), ("*a", true), ("?a", true), ("a", false)] {
+            assert_eq!(pattern(wanted).may_begin_with_slash(), expected, "{wanted}");
+        }
+        for (wanted, expected) in
+            [("a.service", true), ("a@*", true), ("*vice", true), ("a", false), ("*.slice", false)]
+        {
+            assert_eq!(pattern(wanted).may_end_with(".service"), expected, "{wanted}");
         }
     }
 

@@ -87,6 +87,13 @@ fn each_mistake_has_its_place_and_its_message() {
         ("[[rule]]\nname = \"a\\u001b\"\nmatch = { exe = \"a\" }\n".to_owned(), "2:8", "a rule's name"),
         ("[[rule]]\nname = \"a\"\nmatch = { exe = [] }\n".to_owned(), "3:17", "an empty list"),
         ("[[rule]]\nname = \"a\"\nmatch = { exe = \"\" }\n".to_owned(), "3:17", "an empty pattern"),
+        (
+            "[[rule]]\nname = \"a\"\nmatch = { exe = [\"*\", \"mariadbd\"] }\n".to_owned(),
+            "3:9",
+            "exe = \"mariadbd\" matches no path; needed: \"*/mariadbd\", or name = \"mariadbd\"",
+        ),
+        ("[[rule]]\nname = \"a\"\nmatch = { unit = \"mariadb\" }\n".to_owned(), "3:9", "such as \"mariadb.service\""),
+        ("[[rule]]\nname = \"a\"\nmatch = { cgroup = \"/kubepods*\" }\n".to_owned(), "3:9", "without the first /"),
         ("[[rule]]\nname = \"a\"\nmatch = { env = \"A-B\" }\n".to_owned(), "3:17", "the name of a variable"),
         ("[[rule]]\nname = \"a\"\nmatch = { exec = \"a\" }\n".to_owned(), "3:11", "unknown field `exec`"),
         (rule("lift = [\"code\"]"), "4:8", "found `code`, needed text or rodata"),
