@@ -9,13 +9,19 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Ending, Need, Output, Skipped, Test, copy_program, test_case, write_script};
+use std::time::Duration;
+use test_support::{
+    Context, Ending, Need, Output, Skipped, Test, copy_program, poll_until, test_case, write_script,
+};
+
+const SOON: Duration = Duration::from_secs(60);
 
 pub fn tests() -> Vec<Test> {
     let python = || [needs(), vec![Need::Root, Need::Command("python3".into())]].concat();
     vec![
         test_case("keep/moves_the_segments_of_listed_files_after_each_upgrade", needs(), upgraded),
         test_case("keep/moves_files_of_packages_only_if_told_or_diverted", needs(), packaged),
+        test_case("keep/moves_a_file_when_the_list_says_so", needs(), told_later),
         test_case("keep/moves_no_file_whose_package_is_not_known", needs(), unanswered),
         test_case("keep/copies_of_diverted_files_keep_labels_and_lists", python(), labelled),
         test_case("keep/moves_no_file_that_others_can_exchange", [needs(), vec![Need::Root]].concat(), changeable),
@@ -138,6 +144,22 @@ fn packaged(t: &Context) -> Result<()> {
     let gone = keep("relayout", ".distrib")?;
     ensure!(gone.ending == Ending::Exit(125) && gone.stderr.contains("a diverted file that is gone"), "{gone:?}");
     Ok(())
+}
+
+/// The keeper that runs reads the list again.
+fn told_later(t: &Context) -> Result<()> {
+    let built = disagreeing(t, OTHER_ADDRESS)?;
+    let expected = moved(t, &built)?;
+    let folder = roots_folder()?;
+    let program = folder.path().join("installed");
+    copy_program(t, &built, &program)?;
+    let dpkg = dpkg(t)?;
+    let mut command = keep(t, &listed(t, "relayout", &program)?, &["--interval", "1"])?;
+    command.env("PATH", format!("{}:/usr/bin:/bin", dpkg.display())).env("DIVERTED", "").env("DIVERTER", "");
+    let keeper = t.session(command)?;
+    poll_until(SOON, "a refusal", || keeper.stderr_so_far().contains("the package shop"))?;
+    listed(t, "relayout-packaged", &program)?;
+    poll_until(SOON, "the other layout", || fs::read(&program).is_ok_and(|bytes| bytes == expected))
 }
 
 /// The database of dpkg may be damaged.

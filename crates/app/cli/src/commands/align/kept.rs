@@ -33,9 +33,12 @@ const COPIED: [&CStr; 2] = [c"security.selinux", c"system.posix_acl_access"];
 #[derive(Debug)]
 pub struct Layouts {
     huge: PageSize,
-    /// The identities of each file, and of the diverted file of its package, that were seen last.
-    seen: BTreeMap<PathBuf, [Option<FileIdentity>; 2]>,
+    /// The state of each file at the last call.
+    seen: BTreeMap<PathBuf, Seen>,
 }
+
+/// The identities of a file and of the diverted file of its package, and whether a package's file may be changed.
+type Seen = ([Option<FileIdentity>; 2], bool);
 
 impl Layouts {
     /// No file was seen yet.
@@ -43,7 +46,7 @@ impl Layouts {
         Self { huge, seen: BTreeMap::new() }
     }
 
-    /// Gives a file its layout, unless neither it nor the diverted file of its package has changed since the last call. Returns
+    /// Gives a file its layout, unless it, the diverted file of its package and the list are as at the last call. Returns
     /// the gain of a new layout. A file of a package without a local diversion is changed only if it is `packaged`.
     ///
     /// # Errors
@@ -52,7 +55,8 @@ impl Layouts {
         let diverted = locally_diverted_to(path);
         let is_diverted = diverted.is_some() && is_installed_as(path);
         let other = diverted.filter(|other| other.exists());
-        let now = [identity(path), other.as_deref().and_then(identity)];
+        let may_change = packaged || is_diverted;
+        let now = ([identity(path), other.as_deref().and_then(identity)], may_change);
         if self.seen.get(path) == Some(&now) {
             return Ok(None);
         }
@@ -62,7 +66,7 @@ impl Layouts {
                 "found a copy of a diverted file that is gone, needed that file; fix: remove the entry and the copy, \
                  then `dpkg-divert --rename --remove`"
             )),
-            None => in_place(path, packaged || is_diverted, self.huge),
+            None => in_place(path, may_change, self.huge),
         };
         // After a change the next call finds another file, as it does after an upgrade during this call.
         self.seen.insert(path.to_owned(), now);
