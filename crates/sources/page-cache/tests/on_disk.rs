@@ -174,21 +174,9 @@ fn root_keeps_owner_set_user_id_capabilities_and_lists() {
     umask(Mode::from_bits_truncate(0o077));
     std::os::unix::fs::chown(&sample.path, Some(1234), Some(4321)).unwrap();
     fs::set_permissions(&sample.path, fs::Permissions::from_mode(0o6755)).unwrap();
-    // cap_net_raw=ep of version 2 (linux/capability.h); an access control list of version 2 with an entry for user 77.
+    // cap_net_raw=ep of version 2 (linux/capability.h).
     let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let entry = |tag: u16, permissions: u16, id: u32| {
-        [&tag.to_le_bytes()[..], &permissions.to_le_bytes()[..], &id.to_le_bytes()[..]].concat()
-    };
-    let none = u32::MAX;
-    let list = [
-        2u32.to_le_bytes().to_vec(),
-        entry(1, 7, none),
-        entry(2, 5, 77),
-        entry(4, 5, none),
-        entry(16, 5, none),
-        entry(32, 5, none),
-    ]
-    .concat();
+    let list = list();
     let mut set = vec![];
     for (name, value) in
         [(c"security.capability", &capability[..]), (c"system.posix_acl_access", &list), (c"trusted.x", b"y")]
@@ -206,6 +194,33 @@ fn root_keeps_owner_set_user_id_capabilities_and_lists() {
         let found = linux::attributes::of_file(&fs::File::open(&sample.path).unwrap(), name).unwrap();
         assert_eq!(found, value, "{name:?}");
     }
+}
+
+/// An access control list of version 2 with an entry for user 77 (linux/posix_acl.h).
+fn list() -> Vec<u8> {
+    let entry = |tag: u16, permissions: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes()[..], &id.to_le_bytes()[..]].concat()
+    };
+    let none = u32::MAX;
+    let entries = [entry(1, 7, none), entry(2, 5, 77), entry(4, 5, none), entry(16, 5, none), entry(32, 5, none)];
+    [2u32.to_le_bytes().to_vec(), entries.concat()].concat()
+}
+
+#[test]
+fn a_copy_has_no_list_of_its_folder() {
+    let sample = sample();
+    let source = File::open(&sample.path).unwrap();
+    source.set_permissions(fs::Permissions::from_mode(0o750)).unwrap();
+    let folder = File::open(sample.folder.path()).unwrap();
+    if linux::attributes::set(&folder, c"system.posix_acl_default", &list()).is_err() {
+        eprintln!("skipped: no access control lists here");
+        return;
+    }
+    let copy = sample.folder.path().join("copy");
+    write_copy(&source, &copy, &Change::default()).unwrap();
+    let copy = File::open(copy).unwrap();
+    assert!(linux::attributes::of_file(&copy, c"system.posix_acl_access").is_err());
+    assert_eq!(copy.metadata().unwrap().mode() & 0o777, 0o750);
 }
 
 #[test]

@@ -129,6 +129,7 @@ pub fn write_copy(source: &File, path: &Path, change: &Change) -> Result<(), Rep
     let contents = Contents { source, order: &order, patches: &change.patches };
     contents.fill(&file)?;
     contents.check(&file)?;
+    drop_inherited_list(&file)?;
     for (name, value) in &change.attributes {
         // Without the user's own the copy is the same program. Others are rights and labels.
         let is_needed = !name.to_bytes().starts_with(b"user.");
@@ -148,6 +149,17 @@ pub fn write_copy(source: &File, path: &Path, change: &Change) -> Result<(), Rep
         return Err(ReplaceError::Changed);
     }
     without_signals(|| place.put_new(&file))
+}
+
+/// Removes the access control list that a new file gets from its folder: it may permit more than the mode.
+fn drop_inherited_list(file: &File) -> Result<(), ReplaceError> {
+    let missing = [Errno::ENODATA, Errno::EOPNOTSUPP].map(|error| Some(error as i32));
+    match linux::attributes::remove(file, c"system.posix_acl_access") {
+        Err(source) if !missing.contains(&source.raw_os_error()) => {
+            Err(ReplaceError::Metadata { what: "permissions without the list of its folder".to_owned(), source })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a file whose parts are in holes to a large share, which the copy would fill.
