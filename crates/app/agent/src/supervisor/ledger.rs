@@ -16,8 +16,9 @@ use std::path::Path;
 const VERSION: u32 = 1;
 /// Largest size of the file in bytes.
 const LARGEST: u64 = 16 << 20;
-/// Most builds that are blocked; the oldest are forgotten.
+/// Most builds that are blocked. The oldest are forgotten, and builds in files of root only if no others are left.
 const MOST_BLOCKED: usize = 1000;
+const ROOT: u32 = 0;
 /// Name of the file.
 const NAME: &str = "lifts.json";
 
@@ -265,7 +266,9 @@ impl Ledger {
     pub fn block(&mut self, block: Block) {
         self.blocked.retain(|other| (&other.build, other.owner) != (&block.build, block.owner));
         if self.blocked.len() >= MOST_BLOCKED {
-            self.blocked.remove(0);
+            // A user can make as many builds as fit.
+            let oldest = self.blocked.iter().position(|other| other.owner != ROOT);
+            self.blocked.remove(oldest.unwrap_or(0));
         }
         self.blocked.push(block);
     }
@@ -354,6 +357,11 @@ pub(super) mod tests {
         ledger.block(block(1000, "crafted again"));
         assert_eq!(ledger.blocked.len(), 2);
         assert!(ledger.block_of("b", 0).unwrap().text.ends_with("real"));
+        for number in 0..2 * MOST_BLOCKED {
+            ledger.block(Block { build: number.to_string(), ..block(1000, "crafted") });
+        }
+        assert_eq!(ledger.blocked.len(), MOST_BLOCKED);
+        assert!(ledger.block_of("b", 0).is_some() && ledger.block_of("b", 1000).is_none());
     }
 
     #[test]
