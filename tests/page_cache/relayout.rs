@@ -168,6 +168,8 @@ fn folder(t: &Context) -> Result<()> {
     ensure!(said.ends_with("files laid out anew: 1; kept although they gain: 1\n"), "{said}");
     ensure!(fs::read(&moved)? != before && fs::read(&program)? == before, "a link was followed");
     crate::started(t, &moved)?.finish()?.success()?;
+    let none = align(t, &["--relayout", "--root"], &root.join("data"))?;
+    ensure!(none.ending == Ending::Exit(125) && none.stdout.contains("root/data: not listed"), "{none:?}");
     Ok(())
 }
 

@@ -31,7 +31,14 @@ pub fn run(args: &AlignArgs, root: &Path, huge: PageSize) -> anyhow::Result<()> 
     let whole = fs::canonicalize(root).with_context(|| printable(&root.display().to_string()))?;
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
-        let (files, inner) = entries(&folder, huge).with_context(|| printable(&folder.display().to_string()))?;
+        let (files, inner) = match entries(&folder, huge) {
+            Ok(found) => found,
+            Err(error) => {
+                failed += 1;
+                writeln!(out, "{}: not listed: {error}", printable(&folder.display().to_string()))?;
+                continue;
+            }
+        };
         folders.extend(inner.into_iter().rev());
         for path in files {
             let name = printable(&path.display().to_string());
@@ -52,7 +59,9 @@ pub fn run(args: &AlignArgs, root: &Path, huge: PageSize) -> anyhow::Result<()> 
     let did = if args.check { "would be laid out anew" } else { "laid out anew" };
     writeln!(out, "files {did}: {changed}; kept although they gain: {kept}")?;
     if failed > 0 {
-        bail!("found {failed} files that could not be written, needed none; fix: the reasons above, then run it again")
+        bail!(
+            "found {failed} files or folders that could not be changed, needed none; fix: the reasons above, then run it again"
+        )
     } else {
         Ok(())
     }
