@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     main_of(vec![
         test_case("pool_pages_in_use", pool_of(80), |t| pages(t, Limit::HugePages)),
         test_case("promised_pool_pages", pool_of(80), |t| pages(t, Limit::PromisedHugePages)),
+        test_case("a_reserve_beyond_the_pool_is_reported", pool_of(8), beyond_the_pool),
         test_case("memory/pool_pages_are_not_counted", pool_of(128), |t| memory(t, 80, 128)),
         test_case("memory/the_rest_beside_the_pool", pool_of(40), |t| memory(t, 320, 40)),
         test_case(
@@ -164,6 +165,27 @@ fn heap_of(t: &Context, pid: u32) -> Result<serde_json::Value> {
     let json: serde_json::Value = serde_json::from_str(&status.stdout)?;
     ensure!(json["preloaded_heap"].is_object(), "no preloaded heap: {json}");
     Ok(json["preloaded_heap"].clone())
+}
+
+/// The program runs, and the launcher names the command that makes the pool large enough. `--require` ends the start.
+fn beyond_the_pool(t: &Context) -> Result<()> {
+    let (page, program) = (default_huge_page()?, Command::new("true"));
+    let needed = 2 * t.pool()?.pages() + 64;
+    let (heap, reserve) = (format!("--heap={}", page.bytes()), format!("--heap-reserve={}", needed * page.bytes()));
+    let fix = format!("fix: pagelift pool reserve {}:{needed}", page.word());
+    let output = t.run(t.lifted(&[&heap, &reserve], &program)?)?.success()?;
+    ensure!(output.stderr.contains(&format!("free in the pool of {page} pages")), "{}", output.stderr);
+    ensure!(output.stderr.contains(&fix), "{}", output.stderr);
+    let output = t.run(t.lifted(&[&heap, &reserve, "--require"], &program)?)?;
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(&fix), "{output:?}");
+    // Without pool pages there is no reserve.
+    for (options, says) in
+        [(&["--heap-reserve=64M"][..], "fix: --heap=2M"), (&["--heap=thp", "--heap-reserve=64M"][..], "on pool pages")]
+    {
+        let said = t.run(t.lifted(options, &program)?)?.success()?.stderr;
+        ensure!(said.contains("--heap-reserve has no effect") && said.contains(says), "{options:?}: {said}");
+    }
+    Ok(())
 }
 
 /// The torture takes about 110 MiB with the C library's allocator.

@@ -146,13 +146,19 @@ fn choose_for(
     };
     let mut choice = choose(&allocator, &context);
     if let HeapPages::Pool(size) = options.pages
-        && choice.preload.as_ref().is_some_and(|preload| preload.pool_bytes == 0)
+        && let Some(pool_bytes) = choice.preload.as_ref().map(|preload| preload.pool_bytes)
     {
-        choice.refusals.push(pool.map_or_else(|why| said(&why), |_| no_pages(size, options.numa, machine)));
+        choice.refusals.extend(match pool_bytes {
+            0 => Some(pool.map_or_else(|why| said(&why), |_| no_pages(size, options.numa, machine))),
+            needed => too_few_pages(size, needed, options.numa, machine),
+        });
     }
     let is_placed = matches!(options.pages, HeapPages::Pool(_)) && choice.preload.is_some();
     if options.numa != Numa::Own && !is_placed {
         choice.reasons.push(NOT_PLACED.to_owned());
+    }
+    if options.reserve.is_some() && !is_placed {
+        choice.reasons.push(NOT_RESERVED.to_owned());
     }
     Some((allocator, choice))
 }
@@ -162,6 +168,10 @@ const NO_PAGES: [NodePages; MOST_NODES] = [NodePages { node: 0, pages: 0 }; MOST
 /// The part of `--numa` that does not concern a heap.
 const NOT_PLACED: &str = "--numa chooses the nodes of pool pages of the preloaded heap only: other memory of the heap comes by \
                           the program's own memory policy (numactl --membind)";
+
+/// Why a heap takes no pages by `--heap-reserve`.
+const NOT_RESERVED: &str =
+    "--heap-reserve has no effect: only a preloaded heap on pool pages, --heap=2M for example, takes them at the start";
 
 /// A reason with its fix.
 fn said(why: &Reason) -> String {
@@ -187,6 +197,39 @@ fn no_pages(size: PageSize, numa: Numa, machine: &MachineFacts) -> String {
         ),
         _ => format!("found {free} free pages of {size} in the pool; {}", fix(size)),
     }
+}
+
+/// Why the pool has fewer free pages for this process than `needed` bytes, and the command that fixes it; `None` if it
+/// has enough.
+fn too_few_pages(size: PageSize, needed: u64, numa: Numa, machine: &MachineFacts) -> Option<String> {
+    let pool = machine.pool(size)?;
+    let nodes = machine.numa.as_ref().and_then(|facts| nodes_for(facts, numa).ok());
+    let (found, elsewhere) = nodes.as_ref().map_or((pool.available, 0), |nodes| pool_on(machine, pool, nodes));
+    let found = found.saturating_mul(size.bytes());
+    if found >= needed {
+        return None;
+    }
+    let limits = Cgroups::of(&System, "/proc/self").limits(&System, &[size]);
+    let all = pools_at(&System, POOLS).iter().find(|pool| pool.size == size).map_or(0, |pool| pool.available);
+    let limit = limits.hugetlb_of(size).filter(|limit| limit.left < needed && all >= size.pages_for(needed));
+    let rest = "the rest is on transparent huge pages";
+    if let Some(HugetlbLimit { left, file, .. }) = limit {
+        let (left, needed, file) = (format_bytes(*left), format_bytes(needed), quoted_path(file));
+        return Some(format!(
+            "a cgroup allows {left} more of {size} pages, needed {needed}; fix: echo BYTES > {file}; {rest}"
+        ));
+    }
+    let (on, at) = match nodes.as_ref().and_then(|nodes| nodes.iter().next().map(|first| (nodes, first))) {
+        Some((nodes, first)) if elsewhere > 0 => (format!(" on {nodes}"), format!("@{first}")),
+        _ => (String::new(), String::new()),
+    };
+    Some(format!(
+        "found {} free in the pool of {size} pages{on}, needed {}; fix: pagelift pool reserve {}:{}{at}; {rest}",
+        format_bytes(found),
+        format_bytes(needed),
+        size.word(),
+        size.pages_for(needed)
+    ))
 }
 
 /// The command that fills the pool.
@@ -382,6 +425,29 @@ mod tests {
         let expected = "found no free page of 2 MiB in the pool on node 0; 40 on other nodes may not be used; fix: pagelift pool \
                         reserve 2M:NUMBER@0";
         assert_eq!(why, expected);
+    }
+
+    #[test]
+    fn a_pool_that_is_smaller_than_the_reserve_is_reported_with_the_command() {
+        let size = PageSize::new(2 << 20).unwrap();
+        let needed = |pages: u64| pages << 21;
+        let mut machine = two_nodes(&[0, 1], None);
+        // Pages of the test machine do not matter: its cgroup decides only if its pool has what is needed.
+        let many = 1 << 40;
+        assert_eq!(too_few_pages(size, needed(44), Numa::Own, &machine), None);
+        let why = too_few_pages(size, many, Numa::Own, &machine).unwrap();
+        let expected = "found 88.0 MiB free in the pool of 2 MiB pages, needed 1.0 TiB; fix: pagelift pool reserve 2M:524288; \
+                        the rest is on transparent huge pages";
+        assert_eq!(why, expected);
+        let why = too_few_pages(size, many, Numa::Node(1), &machine).unwrap();
+        let (found, fix) = ("found 80.0 MiB free in the pool of 2 MiB pages on node 1, ", " 2M:524288@1; ");
+        assert!(why.starts_with(found) && why.contains(fix), "{why}");
+        machine.numa = None;
+        machine.pools[0].available = 0;
+        let why = too_few_pages(size, many, Numa::Own, &machine).unwrap();
+        assert!(why.starts_with("found 0 B free in the pool of 2 MiB pages, needed 1.0 TiB; fix: "), "{why}");
+        machine.pools.clear();
+        assert_eq!(too_few_pages(size, many, Numa::Own, &machine), None, "another reason is given");
     }
 
     #[test]

@@ -124,10 +124,17 @@ fn become_lifted(
     Ok(environment)
 }
 
+/// `--heap-reserve` without a heap.
+const RESERVE_ALONE: &str =
+    "--heap-reserve has no effect: found no --heap, needed a heap on pool pages; fix: --heap=2M beside it";
+
 /// Decides how the heap gets huge pages, where that is asked for.
 fn decide_heap(args: &RunArgs) -> HeapStart {
     let options = heap_options(args);
     if options.pages == HeapPages::Off {
+        if options.reserve.is_some() && !args.outcome.quiet {
+            say!("pagelift: {RESERVE_ALONE}");
+        }
         return HeapStart::default();
     }
     let files = CommandFiles::that_count(&args.command[0], &args.only);
