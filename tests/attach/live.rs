@@ -57,6 +57,7 @@ fn main() -> ExitCode {
     tests.push(test_case("the_code_of_the_lift_lies_in_the_range", needs, over_own_code));
     tests.push(test_case("a_heap_that_shrinks_meanwhile", vec![Need::Root, Need::Thp], shrinking_heap));
     tests.push(test_case("all_of_a_name", vec![Need::Root, Need::Thp], all_of_a_name));
+    tests.push(test_case("lifted_twice", vec![Need::Root, Need::Thp], twice));
     tests.push(test_case("plan_only", vec![Need::Root, Need::Thp], plan_only));
     main_of(tests)
 }
@@ -398,6 +399,24 @@ fn all_of_a_name(t: &Context) -> Result<()> {
     }
     pagelift(t, &["detach", "--all", &name])?;
     sessions.into_iter().try_for_each(|session| end(t, session))
+}
+
+/// The second line has the memory that the first lift has put on huge pages.
+fn twice(t: &Context) -> Result<()> {
+    let session = start(t)?;
+    let pid = session.pid().to_string();
+    let words = ["attach", "--pages", "thp", "--lift", "text,rodata", "--objects", "exe", &pid];
+    let first = pagelift(t, &words)?;
+    ensure!(first.contains(" pages (thp)"), "{first}");
+    let again = pagelift(t, &words)?;
+    ensure!(!again.contains(" pages (thp)"), "lifted again: {again}");
+    // Since Linux 6.7 the kernel reports which pages are huge.
+    let is_reported = Need::Kernel(6, 7).missing().is_none();
+    ensure!(again.contains(" on huge pages before, nothing new") || !is_reported, "{again}");
+    pagelift(t, &["detach", &pid])?;
+    let restored = pagelift(t, &words)?;
+    ensure!(restored.contains(" pages (thp)") && !restored.contains("nothing new"), "{restored}");
+    end(t, session)
 }
 
 fn plan_only(t: &Context) -> Result<()> {

@@ -115,7 +115,7 @@ fn lifted(t: &Context) -> Result<()> {
     memory.read_exact_at(&mut now, at)?;
     ensure!(now[0] == !before[0], "what was written is lost");
     let again = lift(&[])?.success()?.stderr;
-    ensure!(again.contains("lifted before, nothing new"), "{again}");
+    ensure!(again.contains("on huge pages before, nothing new"), "{again}");
     ensure!(pagelift(t, &["status", &pid])?.stdout.contains("data"), "status does not show the file");
     memory.write_all_at(&before, at)?;
     end(session)

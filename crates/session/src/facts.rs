@@ -5,13 +5,13 @@ use crate::data_files::{self, DataFiles};
 use crate::files::{self, FilePreparation, KnownFile};
 use crate::images::{self, Known, MissingImages};
 use crate::probes;
-use address_space::{Address, AddressRange, AddressSpace, ObjectRole, PageSize, RangeSet};
+use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, ObjectRole, PageSize, RangeSet};
 use lift_plan::{
     Kind, MachineFacts, Method, Part, Plan, Policy, ProcessFacts, ThpMode, plan, plan_files, special_mappings,
 };
 use linux::pagemap::Pagemap;
-use machine_facts::{System, placed_mappings, system_thp};
-use options::Prepare;
+use machine_facts::{System, base_page, placed_mappings, system_thp};
+use options::{Kinds, Prepare};
 use process_view::{LoadedObjects, NotUnderstood, ObjectReader, ProcessFiles};
 use ptrace::EntryStop;
 
@@ -94,6 +94,44 @@ fn huge_in_place(pid: i32, plan: &Plan, base_page: PageSize) -> RangeSet {
     let collapsed: RangeSet = parts.flat_map(collapsed_in_place).collect();
     let huge = collapsed.iter().filter_map(|range| pagemap.huge_private(range).ok());
     huge.flat_map(|huge| huge.iter().collect::<Vec<_>>()).collect()
+}
+
+/// Returns the bytes of the chosen memory that huge pages map and that a plan leaves out. Linux before 6.7 does not report
+/// them.
+pub fn huge_before(pid: i32, seen: &Seen, plan: &Plan, policy: &Policy) -> u64 {
+    let mut huge = RangeSet::new();
+    if let Ok(pagemap) = Pagemap::open(pid, base_page()) {
+        for object in seen.process.objects.iter().filter(|object| policy.objects.chooses(object)) {
+            for range in chosen_memory(object, &seen.process.space, policy.kinds) {
+                if let Ok(found) = pagemap.huge(range) {
+                    found.iter().for_each(|part| huge.insert(part));
+                }
+            }
+        }
+    }
+    let planned = plan.lifts.iter().map(|lift| lift.range);
+    planned.chain(plan.refusals.iter().map(|refusal| refusal.range)).for_each(|range| huge.remove(range));
+    huge.bytes() + seen.data_files.huge()
+}
+
+/// Returns the private memory of these kinds in the segments of an object.
+fn chosen_memory(object: &LoadedObject, space: &AddressSpace, kinds: Kinds) -> Vec<AddressRange> {
+    let is_chosen = |mapping: &&Mapping| {
+        let protection = mapping.protection;
+        let of = |kind| kinds.contains(kind);
+        !mapping.shared
+            && match () {
+                () if protection.execute => of(Kind::Text),
+                () if protection.write => of(Kind::Data) || of(Kind::Bss),
+                () => protection.read && of(Kind::Rodata),
+            }
+    };
+    let segments = object.image.segments.iter().map(|segment| segment.memory.widened(base_page()).shifted(object.bias));
+    let parts = segments.flat_map(|segment| {
+        let mappings = space.overlapping(segment).iter().filter(is_chosen);
+        mappings.map(move |mapping| mapping.range.intersect(segment))
+    });
+    parts.collect()
 }
 
 fn collapsed_in_place(part: &Part) -> Vec<AddressRange> {
@@ -181,8 +219,8 @@ fn look_at(pid: i32, reader: &mut ObjectReader, base_page: PageSize) -> Result<S
     })
 }
 
-fn objects_extents(objects: &[address_space::LoadedObject]) -> Vec<AddressRange> {
-    objects.iter().map(address_space::LoadedObject::extent).collect()
+fn objects_extents(objects: &[LoadedObject]) -> Vec<AddressRange> {
+    objects.iter().map(LoadedObject::extent).collect()
 }
 
 /// Returns the touched parts of the anonymous memory of objects and of the heap.

@@ -36,6 +36,9 @@ pub struct Report {
     /// Bytes that an earlier lift of the same process has put on new pages; they are not considered again.
     #[serde(skip)]
     pub already_bytes: u64,
+    /// Bytes of the chosen memory that huge pages mapped before the lift, and that the plan leaves out. Earlier lifts have
+    /// put them there, or the kernel by itself.
+    pub huge_before_bytes: u64,
     /// Time to prepare and execute the plan, in microseconds.
     pub lift_microseconds: u64,
     /// Outcome of sealing, where it was requested.
@@ -61,6 +64,7 @@ impl Report {
             advised_bytes: outcome.ranges.iter().map(|range| range.advised).sum(),
             made_resident_bytes: outcome.made_resident(),
             already_bytes: 0,
+            huge_before_bytes: 0,
             lift_microseconds: microseconds,
             sealing: outcome.sealing,
             ranges: outcome.ranges,
@@ -99,7 +103,7 @@ impl Report {
         self.unlifted.is_none()
             && self.unexpected.is_empty()
             && self.sealing.as_ref().is_none_or(|sealing| sealing.not_sealed == 0)
-            && !(self.is_nothing() && self.already_bytes == 0)
+            && !(self.is_nothing() && self.already_bytes == 0 && self.huge_before_bytes == 0)
             && self.ranges.iter().all(RangeOutcome::is_complete)
             && self.refusals.iter().all(|refusal| refusal.reason.is_expected())
     }
@@ -132,12 +136,17 @@ impl Report {
                 self.coverage()
             );
         }
-        if self.is_nothing() && self.already_bytes > 0 {
-            return format!("{head}{} lifted before, nothing new", format_bytes(self.already_bytes));
-        }
         let shortfall = self.main_shortfall();
+        let rest = shortfall.filter(|shortfall| !shortfall.is_expected).map_or_else(String::new, |shortfall| {
+            format!("; {} not: {}", format_bytes(shortfall.bytes), shortfall.reason.with_fix())
+        });
+        let huge_before = format!("{} on huge pages before", format_bytes(self.huge_before_bytes));
         if self.is_nothing() {
             return match shortfall {
+                _ if self.already_bytes > 0 => {
+                    format!("{head}{} lifted before, nothing new{rest}", format_bytes(self.already_bytes))
+                }
+                _ if self.huge_before_bytes > 0 => format!("{head}{huge_before}, nothing new{rest}"),
                 Some(shortfall) => format!("{head}nothing lifted: {}", shortfall.reason.with_fix()),
                 None => format!("{head}nothing lifted: none of the memory asked for is there"),
             };
@@ -149,11 +158,12 @@ impl Report {
         if let Some(sealing) = &self.sealing {
             text += &format!(", {} sealed", format_bytes(sealing.sealed));
         }
+        if self.huge_before_bytes > 0 {
+            text += &format!(", {huge_before}");
+        }
         let tenths = self.lift_microseconds.saturating_add(50) / 100;
         text += &format!(", {}.{} ms", tenths / 10, tenths % 10);
-        if let Some(shortfall) = shortfall.filter(|shortfall| !shortfall.is_expected) {
-            text += &format!("; {} not: {}", format_bytes(shortfall.bytes), shortfall.reason.with_fix());
-        }
+        text += &rest;
         if let Some(reason) = self.sealing.as_ref().and_then(|sealing| sealing.reason.as_ref()) {
             text += &format!("; not all is sealed, which needs Linux 6.10: {}", reason.with_fix());
         }

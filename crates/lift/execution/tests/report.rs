@@ -83,6 +83,20 @@ fn what_an_earlier_lift_did_is_neither_nothing_nor_a_shortfall() {
     let again = Report { already_bytes: 4 * MIB, ..nothing };
     assert_eq!(line(&again), "pagelift: program[7]: 4.0 MiB lifted before, nothing new");
     assert!(again.is_complete());
+    let kernel = Report { already_bytes: 0, huge_before_bytes: 6 * MIB, ..again.clone() };
+    assert_eq!(line(&kernel), "pagelift: program[7]: 6.0 MiB on huge pages before, nothing new");
+    assert!(kernel.is_complete());
+    let partly = Report { ranges: vec![range(2 * MIB, 0, 2 * MIB, None)], ..kernel };
+    let reason = Reason::NoHugePages.with_fix();
+    assert_eq!(
+        line(&partly),
+        format!("pagelift: program[7]: 6.0 MiB on huge pages before, nothing new; 2.0 MiB not: {reason}")
+    );
+    assert!(!partly.is_complete());
+    let more =
+        Report { huge_before_bytes: 6 * MIB, ..report(vec![range(2 * MIB, 2 * MIB, 2 * MIB, Some(Source::Thp))], 0) };
+    let expected = "pagelift: program[7]: 2.0 of 2.0 MiB on 2 MiB pages (thp), 6.0 MiB on huge pages before, 0.0 ms";
+    assert_eq!(line(&more), expected);
     let refused = Report { unlifted: Some("it is not running".to_owned()), ..again };
     assert_eq!(line(&refused), "pagelift: program[7]: not lifted: it is not running");
     assert!(!refused.is_complete());

@@ -1,7 +1,7 @@
 //! Lifts a running program.
 
 use super::{Selected, Suspended, executor_for, refused};
-use crate::facts::{Preparation, plan_for_running, without_thp_disable};
+use crate::facts::{Preparation, huge_before, plan_for_running, without_thp_disable};
 use crate::files::FilePreparation;
 use crate::heap::collapse_in_place;
 use crate::images::MissingImages;
@@ -175,8 +175,9 @@ fn lift(
     let (mut seen, plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
     let (mut plan, mut price) = options.affordable(plan);
     if plan.lifts.is_empty() {
+        let huge_before = huge_before(pid, &seen, &plan, policy);
         report.take(plan, lift_execution::Outcome::default(), started.elapsed());
-        report.lift.already_bytes += seen.data_files.huge();
+        report.lift.huge_before_bytes = huge_before;
         (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
         return Ok(Lifted { pause: Pause::default(), is_cut_short: false, price, target });
     }
@@ -195,6 +196,7 @@ fn lift(
     if thp_is_suspended && let Err(error) = executor.suspend_thp_disable() {
         return Err(refused(executor, &error));
     }
+    let huge_before = huge_before(pid, &seen, &plan, policy);
     let space = &seen.process.space;
     let mut outcome = execute(&plan, space, &mut executor);
     // The program keeps mapping and unmapping memory while it is lifted, so only ranges with other mappings are compared.
@@ -221,7 +223,7 @@ fn lift(
     }
     let is_cut_short = may_work_later && !outcome.ranges.iter().all(RangeOutcome::is_complete);
     report.take(plan, outcome, started.elapsed());
-    report.lift.already_bytes += seen.data_files.huge();
+    report.lift.huge_before_bytes = huge_before;
     report.look_at_nodes(machine, policy.numa);
     (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
     report.other_threads = pause.threads.saturating_sub(1);
