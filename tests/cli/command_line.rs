@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         test_case("run/report_says_what_the_kernel_says/thp", gcc(), |t| report(t, "thp")),
         test_case("run/report_says_what_the_kernel_says/hugetlb", pool(), |t| report(t, "hugetlb")),
         test_case("run/report_of_several_programs", gcc(), report_of_several),
+        test_case("run/report_on_standard_output", [gcc(), vec![Need::Root]].concat(), report_on_standard_output),
         test_case("run/dry_run_runs_nothing", gcc(), dry_run),
         test_case("run/quiet_and_verbose", gcc(), quiet_and_verbose),
         test_case("run/lift_names_kinds", gcc(), lift_names_kinds),
@@ -173,6 +174,26 @@ fn report_of_several(t: &Context) -> Result<()> {
     processes.sort_unstable();
     processes.dedup();
     ensure!(processes.len() == 6, "they are of {} processes", processes.len());
+    Ok(())
+}
+
+/// `-` is the program's standard output for `run`, and that of the command for `attach`.
+fn report_on_standard_output(t: &Context) -> Result<()> {
+    let document = |output: test_support::Output| -> Result<Value> { Ok(serde_json::from_str(&output.stdout)?) };
+    let (program, large) = (Command::new("true"), Program::named("start/pie_by_default.c")?.command()?);
+    let lifted = document(t.run(t.lifted(&["--quiet", "--pages", "thp", "--report", "-"], &program)?)?.success()?)?;
+    ensure!(lifted["format"] == "pagelift-report", "{lifted}");
+    let options = ["--quiet", "--pages", "thp", "--dry-run", "--report", "-"];
+    let planned = document(t.run(t.lifted(&options, &large)?)?.success()?)?;
+    ensure!(planned["format"] == "pagelift-plan", "{planned}");
+    let several = t.run(t.lifted(&["--report", "-", "--only", "true"], &program)?)?;
+    ensure!(several.ending == Ending::Exit(125) && several.stderr.contains("fix: --report FILE"), "{several:?}");
+    watch(t, Program::named("start/relro_stays_read_only.c")?.command()?, |view| {
+        let pid = view.pid.to_string();
+        let attached = document(t.run(t.pagelift(&["attach", "--pages", "thp", "--report", "-", &pid])?)?.success()?)?;
+        ensure!(number(&attached, "pid")? == u64::from(view.pid), "{attached}");
+        Ok(())
+    })?;
     Ok(())
 }
 

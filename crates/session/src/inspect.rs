@@ -9,7 +9,7 @@ use crate::names::program_name;
 use crate::nodes::{FarPages, far_pages, home_of};
 use crate::payment::Payment;
 use crate::probes::semaphores_of;
-use crate::report::{Postponed, write_document};
+use crate::report::{Postponed, document_text, write_document};
 use crate::shared::{InPlaceAmounts, InPlaceReports};
 use crate::start::base::base_for_file;
 use crate::{SessionError, images};
@@ -30,7 +30,7 @@ use process_view::coverage::{MemoryCoverage, MemoryKind, ProcessMemory};
 use process_view::{BoundedFile, ObjectReader, ProcessFiles, open_executed};
 use serde::Serialize;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Example address near which files are shown as loaded; only its bits below a huge page matter.
@@ -225,6 +225,14 @@ impl Inspection {
     /// The kernel's.
     pub fn write(&self, path: &Path, as_line: bool) -> io::Result<()> {
         write_document(self, path, as_line)
+    }
+
+    /// Writes the plan to an open file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn write_to(&self, mut file: File) -> io::Result<()> {
+        file.write_all(document_text(self, false)?.as_bytes())
     }
 }
 

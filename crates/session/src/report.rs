@@ -11,6 +11,7 @@ use machine_facts::{System, bytes_on_nodes};
 use process_view::ProcessFiles;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -274,15 +275,27 @@ impl LiftReport {
     pub fn write(&self, path: &Path, as_line: bool) -> io::Result<()> {
         write_document(self, path, as_line)
     }
+
+    /// Writes the report to an open file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn write_to(&self, mut file: File) -> io::Result<()> {
+        file.write_all(document_text(self, false)?.as_bytes())
+    }
 }
 
 /// Writes JSON: the only document of its file, or one more line.
 pub(crate) fn write_document(document: &impl Serialize, path: &Path, as_line: bool) -> io::Result<()> {
-    let mut text = if as_line { serde_json::to_string(document)? } else { serde_json::to_string_pretty(document)? };
-    text = foreign_text::escaped_json(&text);
-    text.push('\n');
+    let text = document_text(document, as_line)?;
     let mut file = if as_line { written_file::append(path)? } else { written_file::create(path)? };
     file.write_all(text.as_bytes())
+}
+
+/// Returns JSON with a line feed.
+pub(crate) fn document_text(document: &impl Serialize, as_line: bool) -> io::Result<String> {
+    let text = if as_line { serde_json::to_string(document)? } else { serde_json::to_string_pretty(document)? };
+    Ok(foreign_text::escaped_json(&text) + "\n")
 }
 
 #[cfg(test)]

@@ -242,7 +242,8 @@ pub struct RunArgs {
 /// What `run` and `attach` tell of what they did.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct OutcomeArgs {
-    /// Write what was done, or the plan of a dry run, as JSON (of several programs, one document a line).
+    /// Write what was done, or the plan of a dry run, as JSON (of several programs, one document a line); - is the standard
+    /// output.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// Write symbols of lifted code for perf to /tmp/perf-PID.map.

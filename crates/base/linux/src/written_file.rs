@@ -7,14 +7,17 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc::{O_NOCTTY, O_NOFOLLOW, O_NONBLOCK};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+/// The name of the standard output, as for other commands. A file of this name is `./-`.
+pub const STANDARD_OUTPUT: &str = "-";
 /// Links that are followed one after the other, as by the kernel.
 const MOST_LINKS: usize = 40;
 
-/// Opens a file for writing. Creates it if it is missing, and truncates it otherwise. A link is followed only if root
-/// or this process's user has made it.
+/// Opens a file for writing, or duplicates the standard output for [`STANDARD_OUTPUT`]. Creates a file if it is missing,
+/// and truncates it otherwise. A link is followed only if root or this process's user has made it.
 ///
 /// # Errors
 /// The link of another user, or the kernel's.
@@ -30,7 +33,15 @@ pub fn append(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().append(true).create(true))
 }
 
+/// True for [`STANDARD_OUTPUT`].
+pub fn is_standard_output(path: &Path) -> bool {
+    path.as_os_str() == STANDARD_OUTPUT
+}
+
 fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    if is_standard_output(path) {
+        return io::stdout().as_fd().try_clone_to_owned().map(File::from);
+    }
     match target(path)? {
         Target::Name(path) => open_name(&path, options),
         Target::Descriptor(path) => options.custom_flags(O_NOCTTY).open(path),
@@ -99,6 +110,18 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_hyphen_is_the_standard_output() {
+        let same = |file: &File| {
+            let (found, own) = (file.metadata().unwrap(), std::fs::metadata("/proc/self/fd/1").unwrap());
+            (found.dev(), found.ino()) == (own.dev(), own.ino())
+        };
+        let path = Path::new("-");
+        assert!(is_standard_output(path) && !is_standard_output(Path::new("./-")));
+        assert!(same(&create(path).unwrap()) && same(&append(path).unwrap()));
+        assert!(!path.exists());
+    }
 
     #[test]
     fn a_link_or_pipe_of_another_user_is_not_followed() {

@@ -76,7 +76,7 @@ pub struct BenchArgs {
     /// report draws it.
     #[arg(long, conflicts_with = "from")]
     pub probe: bool,
-    /// Keep every sample, as JSON lines.
+    /// Keep every sample, as JSON lines; - is the standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Answer from such a file, without measuring.

@@ -12,6 +12,7 @@ use advice::LiftSummary;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use linux::written_file::is_standard_output;
 use measure::burst_run::{BurstRun, Observer, Running, Stop, VariantSpec};
 use measure::machine_check::look_at_machine;
 use measure::pinning::last_usable_cpu;
@@ -116,7 +117,9 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         linux::written_file::create(file)
             .and_then(|mut file| file.write_all(serde_json::to_string(&demo)?.as_bytes()))
             .with_context(|| format!("cannot write {}", file.display()))?;
-        writeln!(out, "\nEvery sample is in {}.", file.display())?;
+        if !is_standard_output(file) {
+            writeln!(out, "\nEvery sample is in {}.", file.display())?;
+        }
     }
     Ok(())
 }

@@ -17,6 +17,8 @@ use crate::text::{heap, pause::pause, table};
 use foreign_text::printable;
 use in_place::{ToldOfRun, Wanted};
 use linux::bare;
+use linux::descriptors::duplicate_of;
+use linux::written_file::is_standard_output;
 use machine_facts::machine_facts;
 use nix::errno::Errno;
 use options::{HeapPages, Pages, Policy, Variable};
@@ -29,6 +31,8 @@ use session::start::{
 use session::{LiftReport, Postponed, PostponedState};
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -46,7 +50,7 @@ pub fn run(args: &RunArgs) -> u8 {
         return OWN_FAILURE;
     }
     let wanted = Wanted::of(args);
-    if let Some(why) = wanted.refused(args) {
+    if let Some(why) = wanted.refused(args).or_else(|| report_of_several(args)) {
         say!("pagelift: {why}");
         return OWN_FAILURE;
     }
@@ -105,8 +109,9 @@ fn become_lifted(
         return by_preload();
     }
     let script = files.is_script().then_some(exec.name.as_str());
-    let later_report =
-        args.outcome.report.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    // The program's standard output may be anything once it runs.
+    let file = args.outcome.report.as_ref().filter(|path| !is_standard_output(path));
+    let later_report = file.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let teller = Teller::new(args, (later_report, script), heap.collapse.is_some(), wanted.note());
     let tell = |event: &StartEvent<'_>| teller.say(event);
     let options = start_options(args, heap, wanted);
@@ -280,7 +285,11 @@ impl<'a> Teller<'a> {
                 if let Some(path) = &self.args.outcome.report {
                     let document = Inspection::of_plan((*program).to_owned(), (*plan).clone()).with_later(later);
                     let document = document.with_objects(objects);
-                    self.say_unwritten(*pid, path, document.write(path, !self.args.only.is_empty()));
+                    let written = match program_output(*pid, path) {
+                        Some(output) => output.and_then(|file| document.write_to(file)),
+                        None => document.write(path, !self.args.only.is_empty()),
+                    };
+                    self.say_unwritten(*pid, path, written);
                 }
                 if !self.args.outcome.quiet {
                     self.say_to(*pid, &table::plan(program, plan, Postponed::of(later).as_ref()));
@@ -349,7 +358,7 @@ impl<'a> Teller<'a> {
     }
 
     /// Says why a report could not be written.
-    fn say_unwritten(&self, pid: i32, path: &Path, written: std::io::Result<()>) {
+    fn say_unwritten(&self, pid: i32, path: &Path, written: io::Result<()>) {
         if let Err(error) = written {
             self.say_line(pid, &unwritten(path, &error));
         }
@@ -376,7 +385,11 @@ impl<'a> Teller<'a> {
             self.note_standard_error(report.pid);
         }
         if let Some(path) = &args.outcome.report {
-            self.say_unwritten(report.pid, path, report.write(path, !args.only.is_empty()));
+            let written = match program_output(report.pid, path) {
+                Some(output) => output.and_then(|file| report.write_to(file)),
+                None => report.write(path, !args.only.is_empty()),
+            };
+            self.say_unwritten(report.pid, path, written);
         }
         if (args.outcome.quiet || is_held) && !ended && report.lift.unexpected.is_empty() {
             return;
@@ -440,7 +453,20 @@ impl<'a> Teller<'a> {
     }
 }
 
-fn unwritten(path: &Path, error: &std::io::Error) -> String {
+/// Why there is no report on the standard output, if several programs would write there.
+fn report_of_several(args: &RunArgs) -> Option<String> {
+    let is_output = args.outcome.report.as_deref().is_some_and(is_standard_output);
+    (is_output && !args.only.is_empty()).then(|| {
+        "--report - is for one program: found --only, needed a file for its programs; fix: --report FILE".to_owned()
+    })
+}
+
+/// Returns the standard output of a program that has not begun, if the report goes there.
+fn program_output(pid: i32, path: &Path) -> Option<io::Result<File>> {
+    is_standard_output(path).then(|| duplicate_of(pid, libc::STDOUT_FILENO))
+}
+
+fn unwritten(path: &Path, error: &io::Error) -> String {
     format!("pagelift: writing {}: {error}", path.display())
 }
 

@@ -18,6 +18,7 @@ use crate::text::{comparison, stat};
 use anyhow::bail;
 use clap::Args;
 use command::{End, Ran, Runs};
+use linux::written_file::is_standard_output;
 use options::{Kind, Pages};
 use process_view::printable;
 use report::{Comparison, Marks, Outcome, Report, VERSION};
@@ -68,7 +69,7 @@ pub struct StatArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// Write to a file [default: standard output; with CMD standard error].
+    /// Write to a file; - is the standard output, also with CMD [default: standard output; with CMD standard error].
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// The command and its arguments.
@@ -146,6 +147,7 @@ enum Output {
 impl Output {
     fn open(args: &StatArgs) -> anyhow::Result<Self> {
         Ok(match &args.output {
+            Some(path) if is_standard_output(path) => Self::Standard(args.json),
             Some(path) => {
                 let file = linux::written_file::create(path)
                     .map_err(|error| anyhow::anyhow!("{} cannot be written: {error}", path.display()))?;
