@@ -177,7 +177,7 @@ fn report_of_several(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// `-` is the program's standard output for `run`, and that of the command for `attach`.
+/// `run` writes to the standard output that the program gets, `attach` to its own.
 fn report_on_standard_output(t: &Context) -> Result<()> {
     let document = |output: test_support::Output| -> Result<Value> { Ok(serde_json::from_str(&output.stdout)?) };
     let (program, large) = (Command::new("true"), Program::named("start/pie_by_default.c")?.command()?);

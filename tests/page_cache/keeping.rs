@@ -166,14 +166,18 @@ fn said_once(t: &Context) -> Result<()> {
 }
 
 fn lists(t: &Context) -> Result<()> {
-    for (text, says) in
-        [("", "found no entry"), ("/a\nrelative\n", "line 2: found `relative`"), ("package\n", "line 1")]
-    {
+    for (text, says) in [
+        ("", "found no entry, needed at least one, for example: /"),
+        ("/a\nrelative\n", "line 2: found `relative`"),
+        ("package\n", "line 1"),
+    ] {
         let output = t.run(keep(t, &list(t, text)?, &["--once"])?)?;
         ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(says), "{text}: {output:?}");
     }
     let output = t.run(keep(t, Path::new("/nowhere/to/be/found"), &["--once"])?)?;
-    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("reading the list"), "{output:?}");
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("found no such file"), "{output:?}");
+    let fix = "fix, for example: mkdir -p /nowhere/to/be && echo /usr/sbin/mariadbd > /nowhere/to/be/found";
+    ensure!(output.stderr.contains(fix), "{output:?}");
     Ok(())
 }
 

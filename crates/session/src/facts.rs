@@ -114,7 +114,7 @@ pub fn huge_before(pid: i32, seen: &Seen, plan: &Plan, policy: &Policy) -> u64 {
     huge.bytes() + seen.data_files.huge()
 }
 
-/// Returns the private memory of these kinds in the segments of an object.
+/// Returns the private mappings in an object's segments, filtered by kind.
 fn chosen_memory(object: &LoadedObject, space: &AddressSpace, kinds: Kinds) -> Vec<AddressRange> {
     let is_chosen = |mapping: &&Mapping| {
         let protection = mapping.protection;

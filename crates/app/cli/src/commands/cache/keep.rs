@@ -12,11 +12,13 @@ use crate::say;
 use address_space::PageSize;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use foreign_text::quoted_path;
 use linux::bounded::KERNEL_TEXT;
 use page_cache::{Keeper, KeeperReport, KeptFile, KeptPath, ListEntry, LockedFile, parse_list};
 use process_view::{FileIdentity, Unanswered, open_regular_file, printable};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// `pagelift cache keep`.
@@ -104,15 +106,32 @@ type Running = BTreeMap<String, Vec<KeptPath>>;
 /// Reads the list.
 fn entries(args: &KeepArgs) -> anyhow::Result<Vec<ListEntry>> {
     let name = args.config.display();
-    let file = open_regular_file(&args.config).with_context(|| format!("reading the list {name}"))?;
+    let file = match open_regular_file(&args.config) {
+        Err(error) if error.kind() == ErrorKind::NotFound => bail!("{}", no_list(&args.config)),
+        opened => opened.with_context(|| format!("reading the list {name}"))?,
+    };
     let Some(file) = file else { bail!("{name}: found something else than a regular file, needed a list of files") };
     let text = KERNEL_TEXT.read_rest(&file).with_context(|| format!("reading the list {name}"))?;
     let text = String::from_utf8(text).with_context(|| format!("reading the list {name}"))?;
     let entries = parse_list(&text).map_err(|error| anyhow!("{name}, {error}"))?;
     if entries.is_empty() {
-        bail!("{name}: found no entry, needed at least one");
+        bail!("{name}: found no entry, needed at least one, for example: {EXAMPLE}");
     }
     Ok(entries)
+}
+
+/// An entry of a list.
+const EXAMPLE: &str = "/usr/sbin/mariadbd";
+
+/// Says that there is no list, with commands that make one.
+fn no_list(path: &Path) -> String {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.map_or_else(String::new, |folder| format!("mkdir -p {} && ", quoted_path(folder)));
+    format!(
+        "{}: found no such file, needed a list with one entry a line; fix, for example: {folder}echo {EXAMPLE} > {}",
+        path.display(),
+        quoted_path(path)
+    )
 }
 
 /// Gives files the layout that the list asks for. Returns the number of files that have not got it. With `skip_read_only` files that
