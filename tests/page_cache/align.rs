@@ -42,6 +42,8 @@ fn aligned(t: &Context) -> Result<()> {
     let before = fs::read(&program)?;
     let said = align(t, &["--check"], &program)?.success()?.stdout;
     ensure!(said.contains("would bring huge pages for") && said.contains("max-page-size="), "{said}");
+    let fix = format!("; fix: pagelift align {}\n", program.display());
+    ensure!(said.contains(": found p_align ") && said.contains(&fix), "{said}");
     ensure!(fs::read(&program)? == before, "--check has changed it");
     ensure!(!always_huge(t, &program)?, "every start was placed well before it was aligned");
     // While it runs, too.

@@ -123,10 +123,11 @@ fn checked(t: &Context) -> Result<()> {
     let before = fs::read(&program)?;
     let said = relayout(t, &["--check"], &program)?;
     for part in
-        ["would bring huge pages for", "at present at most 0 B", "on the disk, would be", "fill no whole huge page"]
+        ["would bring huge pages for", "for at most 0 B code", "on the disk, would be", "fill no whole huge page"]
     {
         ensure!(said.contains(part), "no \"{part}\" in {said}");
     }
+    ensure!(said.contains(&format!("; fix: pagelift align --relayout {}\n", program.display())), "{said}");
     ensure!(fs::read(&program)? == before, "--check has changed it");
     Ok(())
 }

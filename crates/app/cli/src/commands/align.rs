@@ -124,10 +124,8 @@ fn align(args: &AlignArgs, path: &Path, huge: PageSize) -> anyhow::Result<()> {
     };
     let brings = benefit(&segments, huge);
     if args.check {
-        writeln!(out, "{name}: would bring {brings}, by p_align {} instead of {}", huge, PageSizes(&values))?;
-        if let Some(obstacle) = obstacle(path, &file)? {
-            writeln!(out, "{obstacle}")?;
-        }
+        let found = format!("found p_align {}, needed {huge}, which would bring {brings}", PageSizes(&values));
+        target.print_check(&found, "pagelift align")?;
     } else {
         let attributes = vec![(RECORD.to_owned(), Some(record(&values).into_bytes()))];
         target.change(patches(&values), attributes).with_context(|| name.clone())?;
@@ -216,6 +214,18 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
+    /// Prints the finding of `--check` with the command that makes the change, or the reason of others against it.
+    fn print_check(&self, found: &str, command: &str) -> anyhow::Result<()> {
+        let (out, name) = (Output::Standard, self.name);
+        let Some(obstacle) = obstacle(self.path, self.file)? else {
+            writeln!(out, "{name}: {found}; fix: {command} {}", quoted_path(self.path))?;
+            return Ok(());
+        };
+        writeln!(out, "{name}: {found}")?;
+        writeln!(out, "{obstacle}; fix: {}", self.asker.fix(&obstacle, self.path))?;
+        Ok(())
+    }
+
     /// Replaces the file by a copy with a change.
     fn change(&self, change: Change, attributes: Attributes) -> anyhow::Result<()> {
         let args = self.args;

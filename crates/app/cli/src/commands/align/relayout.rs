@@ -1,6 +1,6 @@
 //! `pagelift align --relayout`.
 
-use super::obstacles::{obstacle, privilege};
+use super::obstacles::privilege;
 use super::{Attributes, RECORD, Target, flags, former_values};
 use crate::output::Output;
 use address_space::{PageSize, format_bytes};
@@ -8,6 +8,7 @@ use anyhow::bail;
 use foreign_text::quoted_path;
 use linux::pages::base_page;
 use object::{ReadCache, ReadRef};
+use options::Edges;
 use page_cache::alignment::{Field, Former, Piece, Relayout, RelayoutError, Segment, Segments};
 use page_cache::replacement::{Change, Moved, Order, Patch, write_copy};
 use process_view::printable;
@@ -31,12 +32,14 @@ pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyh
         }
     };
     if args.check {
-        writeln!(out, "{name}: would bring {}; {}", brings(&relayout, huge), at_present(&relayout.before, huge))?;
+        let (before, brings) = (at_present(&relayout.before, huge), brings(&relayout, huge));
+        let command = match args.edges {
+            Edges::MergeReadOnly => "pagelift align --relayout --edges merge-read-only",
+            Edges::Exact => "pagelift align --relayout",
+        };
+        target.print_check(&format!("found {before}, needed a layout that would bring {brings}"), command)?;
         print_sizes(target, &relayout)?;
         print_uncovered(name, &relayout.after, huge)?;
-        if let Some(obstacle) = obstacle(target.path, target.file)? {
-            writeln!(out, "{obstacle}")?;
-        }
         if let Some(privilege) = privilege(target.file)? {
             writeln!(out, "found {privilege}, needed --force to change such a program")?;
         }
@@ -127,8 +130,10 @@ fn at_present(before: &Segments, huge: PageSize) -> String {
     let (code, other) = before.covered(huge);
     let (code, other) = (format_bytes(code), format_bytes(other));
     match before.is_placed(huge) {
-        true => format!("at present {code} and {other}"),
-        false => format!("at present at most {code} and {other}, if the kernel happens to place it well"),
+        true => format!("huge pages for {code} code and {other} read-only data at present"),
+        false => format!(
+            "huge pages for at most {code} code and {other} read-only data at present, if the kernel happens to place it well"
+        ),
     }
 }
 
