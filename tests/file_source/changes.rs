@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use test_support::{Context, Need, Session, Test, TestStore, View, default_huge_page, hold, make_small, test_case};
 
 const LONG: Duration = Duration::from_secs(300);
@@ -80,6 +80,8 @@ fn with_image(t: &Context) -> Result<()> {
 /// An image is made where the file lies in small folios, and only there: it takes memory and time.
 fn without_image(t: &Context) -> Result<()> {
     let (path, store) = (own_copy(t, "fixed_address_executable")?, TestStore::of(t, "128M")?);
+    // By itself, images are made only of files that were written a day ago.
+    File::open(&path)?.set_modified(SystemTime::now() - Duration::from_secs(2 * 24 * 60 * 60))?;
     for (prepare, source) in [("always", "file"), ("never", "image")] {
         if prepare == "never" {
             make_small(&path)?;

@@ -43,6 +43,7 @@ pub fn tests() -> Vec<Test> {
         test_case("a_user_whom_a_list_denies_reads_no_image", needs(), denied_by_a_list),
         test_case("users_do_not_fill_the_store", needs(), users_files),
         test_case("images_that_nobody_uses_are_collected", needs(), unused),
+        test_case("images_beyond_a_size_are_collected", needs(), by_size),
         test_case("room_is_made_by_what_nobody_asked_for", needs(), room),
         test_case("a_foreign_image_is_not_mapped", needs(), foreign_image),
         test_case("locks_of_users_hold_up_no_image", needs(), locked_images),
@@ -369,10 +370,21 @@ fn users_files(t: &Context) -> Result<()> {
     mount(none, &place, none, MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID, none)?;
     says_why(t, &store, &place.join("program"), "since it lies on a mount with `nosuid`")?;
     drop(mounted);
+    // A program that was just built, or copied, may be built again.
+    says_why(t, &store, &file, "found that it was written less than a day ago")?;
     ensure!(store.images(t)?.is_empty(), "an image that nobody asked for");
+    aged(t, &file)?;
     runs_its_file(t, &store, &file)?;
     ensure!(store.images(t)?.len() == 1, "no image of root's own file");
+    let young = copy_of_a_program(t, "young")?;
+    end(start(t, &store.path, &Command::new(&young), "image")?)?;
+    ensure!(store.images(t)?.len() == 2, "no image although it was named as the source");
     Ok(())
+}
+
+/// Makes a file look as if it had been written two days ago.
+fn aged(t: &Context, file: &Path) -> Result<()> {
+    tool(t, "touch", &[&"-m", &"-d", &"2 days ago", &file]).map(drop)
 }
 
 /// Makes an image look as if it had been used for the last time so many days ago.
@@ -408,10 +420,36 @@ fn unused(t: &Context) -> Result<()> {
     session.finish()?.success().map(drop)
 }
 
+/// The longest unused goes first, and none that a process maps.
+fn by_size(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let (first, second) = (copy_of_a_program(t, "first")?, copy_of_a_program(t, "second")?);
+    let (old, new) = (store.add(t, &first)?, store.add(t, &second)?);
+    last_used(t, &old, 3)?;
+    // For one of the two.
+    let size = (store.used()? * 3 / 4).to_string();
+    let gc = |words: &[&str]| -> Result<(bool, bool)> {
+        store.image(t, "gc", &[&["--size", &size], words].concat())?.success()?;
+        Ok((old.path.exists(), new.path.exists()))
+    };
+    ensure!(gc(&["--dry-run"])? == (true, true), "a dry run removes something");
+    ensure!(gc(&[])? == (false, true), "{:?}", store.images(t)?);
+    ensure!(gc(&[])? == (false, true), "an image that has room is removed");
+    let (command, _) = new.mapper(&second)?;
+    let mut session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let output = store.image(t, "gc", &["--size", "1M"])?.success()?;
+    ensure!(new.path.exists() && output.stdout.contains("more than 1.0 MiB: processes map them"), "{output:?}");
+    session.send("go on\n")?;
+    session.finish()?.success().map(drop)
+}
+
 fn room(t: &Context) -> Result<()> {
     // Half of it holds one image, the whole holds two.
     let store = TestStore::of(t, "64M")?;
     let (first, second) = (copy_of_a_program(t, "first")?, copy_of_a_program(t, "second")?);
+    aged(t, &first)?;
+    aged(t, &second)?;
     let sources = || -> Result<Vec<String>> {
         let images = store.images(t)?;
         Ok(images.iter().filter_map(|image| image["source"].as_str()).map(str::to_owned).collect())

@@ -3,7 +3,9 @@
 use crate::nodes::{self, Home};
 use address_space::{AddressRange, AddressSpace, ElfImage, LoadedObject, PageSize, RangeSet};
 use foreign_text::quoted_path;
-use image_store::{FileSystem, Form, Image, Layout, Request, SourceKey, Store, StoreError, default_directory};
+use image_store::{
+    FileSystem, Form, Image, Layout, Request, SourceKey, Store, StoreError, default_directory, is_young,
+};
 use lift_plan::{
     CachedFile, ImageSpan, MachineFacts, Policy, ProcessFacts, Reason, ThpMode, cached_coverable, coverable,
 };
@@ -11,6 +13,7 @@ use linux::nodes::has_several_nodes;
 use linux::pagemap::Pagemap;
 use machine_facts::{base_page, machine_facts};
 use nix::unistd::geteuid;
+use options::Pages;
 use process_view::{FileIdentity, ProcessFiles, open_executed, open_mapped};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -102,9 +105,10 @@ pub fn look(
     let shown = |object: &LoadedObject| is_shown_by_its_file(object, &process.cached, policy, store.page_size());
     let chosen = process.objects.iter().filter(|o| policy.objects.chooses(o) && is_worth_it(o, store.page_size()));
     // An image is made rarely, so its cost does not matter here.
-    let most_bytes = || {
+    let request = || {
         let available = machine.memory_available.min(machine_facts(pid).memory_available);
-        (missing == MissingImages::Make).then_some(available / SHARE_OF_MEMORY)
+        let request = Request::Automatic { most_bytes: available / SHARE_OF_MEMORY, named: names_images(policy.pages) };
+        (missing == MissingImages::Make).then_some(request)
     };
     for object in chosen {
         let wanted = match (shown(object), home) {
@@ -113,7 +117,7 @@ pub fn look(
             (false, _) => Wanted::Any,
         };
         let looked = look_at(pid, &process.space, object, &store).and_then(|source| {
-            let (image, why) = source.image(&store, wanted, home, most_bytes)?;
+            let (image, why) = source.image(&store, wanted, home, request)?;
             images.not_on_node.extend(why.map(|why| format!("{}: {why}", object.name())));
             image.map_or(Ok(Vec::new()), |image| spans(pid, &process.space, object, &image, pagemap.as_ref()))
         });
@@ -137,16 +141,22 @@ pub fn has_copies_by_node(pid: i32, image: &ElfImage) -> bool {
         && open_store().ok().as_ref().and_then(forms).is_some_and(|forms| forms.iter().any(|form| form.node.is_some()))
 }
 
+/// True if the user has named images as the source.
+fn names_images(pages: Pages) -> bool {
+    pages != Pages::Auto
+}
+
 /// True if an image of a file with these headers, made of pages of this size, is possible: the store has one of any
 /// form, or root may make it.
-pub fn may_be_had(file: Option<&File>, image: &ElfImage, size: PageSize) -> bool {
+pub fn may_be_had(file: Option<&File>, image: &ElfImage, size: PageSize, pages: Pages) -> bool {
     let Some(store) = open_store().ok().filter(|store| store.page_size() == size) else { return false };
     let has_one = |file: &File| {
         let identity = FileIdentity::of(&file.metadata().ok()?);
         let key = SourceKey::new(file, identity, image).ok()?;
         Some(!store.forms(&key).ok()?.is_empty())
     };
-    geteuid().is_root() || file.and_then(has_one).unwrap_or(false)
+    let may_be_made = geteuid().is_root() && (names_images(pages) || !file.is_some_and(is_young));
+    may_be_made || file.and_then(has_one).unwrap_or(false)
 }
 
 /// True if a segment that is never written is as large as a huge page, so that it can contain one.
@@ -195,11 +205,11 @@ impl Source<'_> {
         store: &Store,
         wanted: Wanted,
         home: Home,
-        most_bytes: impl Fn() -> Option<u64>,
+        request: impl Fn() -> Option<Request>,
     ) -> Result<(Option<Image>, Option<String>), String> {
         let forms = if home == Home::OneNode { Vec::new() } else { store.forms(&self.key).unwrap_or_default() };
         let (node, why) = choose_node(&forms, self.layout, home);
-        let by_node = node.map(|node| self.found_or_made(store, Form::on(self.layout, node), &most_bytes));
+        let by_node = node.map(|node| self.found_or_made(store, Form::on(self.layout, node), &request));
         let why = match (by_node, node) {
             (Some(Ok(Some(image))), _) => return Ok((Some(image), None)),
             (Some(Err(error)), _) => Some(error.to_string()),
@@ -214,7 +224,7 @@ impl Source<'_> {
         }
         let none =
             || format!("the store has none for this base; fix, as root: pagelift image add {}", quoted_path(self.path));
-        let shared = self.found_or_made(store, self.layout.into(), &most_bytes).map_err(|error| error.to_string())?;
+        let shared = self.found_or_made(store, self.layout.into(), &request).map_err(|error| error.to_string())?;
         Ok((Some(shared.ok_or_else(none)?), why))
     }
 
@@ -222,14 +232,12 @@ impl Source<'_> {
         &self,
         store: &Store,
         form: Form,
-        most_bytes: &impl Fn() -> Option<u64>,
+        request: &impl Fn() -> Option<Request>,
     ) -> Result<Option<Image>, StoreError> {
-        let made_now = |most_bytes| {
-            let request = Request::Automatic { most_bytes };
-            Store::open(store.path()).and_then(|store| store.make(&self.file, form, request)).map(Some)
-        };
+        let made_now =
+            |request| Store::open(store.path()).and_then(|store| store.make(&self.file, form, request)).map(Some);
         match store.find(&self.key, form) {
-            Ok(None) if geteuid().is_root() => most_bytes().map_or(Ok(None), made_now),
+            Ok(None) if geteuid().is_root() => request().map_or(Ok(None), made_now),
             found => found,
         }
     }

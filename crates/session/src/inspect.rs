@@ -338,7 +338,7 @@ pub fn inspect_file(
     let huge = known.map_or_else(Vec::new, |known| known.huge().to_vec());
     let bias = match (image.kind, &bases) {
         (ElfKind::PositionIndependent, Some(bases)) => {
-            let has_image = |size| images::may_be_had(Some(file), &image, size);
+            let has_image = |size| images::may_be_had(Some(file), &image, size, policy.pages);
             let for_file = base_for_file(&image, &huge, policy, (bases.page_size, &bases.best), &has_image).ok();
             EXAMPLE_BASE + for_file.map_or(bases.best.offset, |base| base.offset)
         }

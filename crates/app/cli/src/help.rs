@@ -102,6 +102,7 @@ const SECTIONS: &[Sections] = &[
         &[
             ("pagelift image gc --dry-run", "Show which images would be removed"),
             ("pagelift image gc --unused-for 7d", "Remove images that nobody has used for a week"),
+            ("pagelift image gc --size 512M", "Keep at most 512 MiB of images"),
         ],
     ),
     usual(

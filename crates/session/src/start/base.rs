@@ -68,7 +68,7 @@ pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSiz
     };
     let best = choose_base(image, size, base_page, policy.kinds, policy.edges);
     let by_node = policy.pages == Pages::Auto && !huge.is_empty() && images::has_copies_by_node(pid, image);
-    let has_image = |size| images::may_be_had(executed(pid).as_ref(), image, size);
+    let has_image = |size| images::may_be_had(executed(pid).as_ref(), image, size, policy.pages);
     let for_file = match by_node {
         true => Err(Some("the store has copies of it by node".to_owned())),
         false => base_for_file(image, huge, policy, (size, &best), &has_image),

@@ -11,6 +11,8 @@ pub struct Collection {
     pub dry_run: bool,
     /// Also remove images unused for at least this time; `None` keeps them.
     pub unused_for: Option<Duration>,
+    /// Also remove images that no process maps, the longest unused first, until the others take at most these bytes.
+    pub most_bytes: Option<u64>,
 }
 
 /// What a collection removed, or would remove.
@@ -31,18 +33,21 @@ pub struct Collected {
     pub unanswered: Vec<Unanswered>,
     /// Images that were not used for the given time, and that a process may map that does not answer.
     pub may_be_in_use: u64,
+    /// Bytes that the kept images take.
+    pub kept_bytes: u64,
 }
 
 impl Store {
     /// Removes every image that no process maps and whose source was changed or has vanished, or that nobody has used
-    /// for the given time, and everything in the store that is not an image. Images that are kept but show more than
-    /// their source does are restricted to root. With `dry_run` it only reports what it would do.
+    /// for the given time, and everything in the store that is not an image. Then it removes more images if the others
+    /// take more memory than given. Images that are kept but show more than their source does are restricted to root.
+    /// With `dry_run` it only reports what it would do.
     ///
     /// # Errors
     /// [`StoreError::NotPermitted`] or [`StoreError::Io`].
     pub fn collect(&self, collection: Collection) -> Result<Collected, StoreError> {
         let users = Users::read()?;
-        let mut collected = Collected::default();
+        let (mut collected, mut kept) = (Collected::default(), Vec::new());
         for mut image in self.list()?.images {
             let is_old = matches!(image.source_state(), SourceState::Changed | SourceState::Gone);
             // A process that this user cannot inspect could map it; root can inspect all that matter.
@@ -65,11 +70,43 @@ impl Store {
                 true => image.shows_too_much(),
                 false => self.review(&mut image)?,
             });
+            kept.push(image);
         }
+        self.shrink(kept, &users, collection, &mut collected)?;
         collected.unanswered = users.unanswered;
         if !collection.dry_run {
             collected.debris = self.remove_debris()?;
         }
         Ok(collected)
+    }
+
+    /// Removes images of sound files, the longest unused first, until the others take no more than the given bytes.
+    fn shrink(
+        &self,
+        images: Vec<Image>,
+        users: &Users,
+        collection: Collection,
+        collected: &mut Collected,
+    ) -> Result<(), StoreError> {
+        let sized = images.into_iter().map(|image| Ok((image.memory()?, image)));
+        let mut sized = sized.collect::<Result<Vec<_>, StoreError>>()?;
+        collected.kept_bytes = sized.iter().map(|(bytes, _)| bytes).sum();
+        let Some(most) = collection.most_bytes else { return Ok(()) };
+        sized.sort_by_key(|(_, image)| image.last_use());
+        for (bytes, image) in sized {
+            if collected.kept_bytes <= most {
+                break;
+            }
+            if !users.of(&image).is_empty() || users.unseen(&image).is_some() {
+                continue;
+            }
+            if !collection.dry_run {
+                self.remove(&image)?;
+            }
+            collected.kept_bytes -= bytes;
+            collected.bytes += bytes;
+            collected.images.push(image);
+        }
+        Ok(())
     }
 }

@@ -113,6 +113,12 @@ pub enum StoreError {
         /// Path of the file.
         path: PathBuf,
     },
+    /// Images of a young file are made only on request.
+    #[error(
+        "no image is made of it without being asked for: found that it was written less than a day ago, needed a file that \
+         stays; fix, as root: pagelift image add {}, or --pages image", quoted_path(.0)
+    )]
+    Young(PathBuf),
     /// Images that were made without a request take all that they may take.
     #[error(
         "images that nobody asked for may take {}, and take {}; needed {} more; fix, as root: `pagelift image add FILE`, or \

@@ -60,6 +60,9 @@ impl Store {
         {
             return Err(StoreError::NotAskedFor { why, path: origin.path });
         }
+        if request.leaves_out(source) {
+            return Err(StoreError::Young(origin.path));
+        }
         let length = before.size;
         let key = SourceKey::new(source, before, &reading::elf_image(source, length)?)?;
         let cache = reading::cache(source, length);

@@ -9,7 +9,7 @@ use crate::output::Output;
 use crate::say;
 use crate::text::number::counted;
 use crate::text::unanswered;
-use address_space::{PageSize, format_bytes};
+use address_space::{PageSize, format_bytes, parse_bytes};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use image_store::{Collection, Form, Image, Layout, Request, Store, StoreError, Users, default_directory};
@@ -115,6 +115,9 @@ struct GcArgs {
     /// Time after which an image that nobody has used is removed, too; a number alone is in days. Times of use are exact to a day.
     #[arg(long, alias = "unused-days", value_name = "TIME", default_value = "30d", value_parser = days())]
     unused_for: Duration,
+    /// Also remove images that nobody maps, the longest unused first, until the others take at most this, 512M for example.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    size: Option<u64>,
 }
 
 /// Runs one of the commands.
@@ -264,8 +267,8 @@ fn is_meant(image: &Image, file: &Path) -> bool {
 }
 
 fn collect(args: &GcArgs) -> anyhow::Result<()> {
-    let unused_for = Some(args.unused_for);
-    let collected = args.store.open()?.collect(Collection { dry_run: args.dry_run, unused_for })?;
+    let collection = Collection { dry_run: args.dry_run, unused_for: Some(args.unused_for), most_bytes: args.size };
+    let collected = args.store.open()?.collect(collection)?;
     let out = Output::Standard;
     let verb = if args.dry_run { "would remove" } else { "removed" };
     for image in &collected.images {
@@ -284,6 +287,10 @@ fn collect(args: &GcArgs) -> anyhow::Result<()> {
     if collected.may_be_in_use > 0 {
         let images = counted(collected.may_be_in_use, "unused image");
         writeln!(out, "note: {images} kept, because a process that does not answer may map them")?;
+    }
+    if let Some(size) = args.size.filter(|&size| collected.kept_bytes > size) {
+        let (kept, size) = (format_bytes(collected.kept_bytes), format_bytes(size));
+        writeln!(out, "note: the kept images take {kept}, more than {size}: processes map them")?;
     }
     if collected.withdrawn > 0 {
         let (images, would) = (counted(collected.withdrawn, "image"), if args.dry_run { "would be " } else { "" });
