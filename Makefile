@@ -155,6 +155,10 @@ install:
 	install -D -m 644 $(release)/pagelift.spdx.json $(docdir)/pagelift.spdx.json
 	install -m 644 $(release)/third-party.txt $(docdir)/THIRD-PARTY.txt
 	install -m 644 $(release)/third-party-libpagelift.txt $(docdir)/THIRD-PARTY-libpagelift.txt
+	install -m 644 README.md $(docdir)/README.md
+	for folder in docs docs/guides docs/internals; do \
+		install -d $(docdir)/$$folder && install -m 644 $$folder/*.md $(docdir)/$$folder || exit 1; \
+	done
 	install -D -m 644 packaging/examples/cache.conf $(exampledir)/cache.conf
 	install -d $(exampledir)/agent.d
 	install -m 644 packaging/examples/agent.d/*.toml $(exampledir)/agent.d

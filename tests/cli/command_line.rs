@@ -450,6 +450,9 @@ fn install(t: &Context) -> Result<()> {
         "share/zsh/site-functions/_pagelift",
         "share/fish/vendor_completions.d/pagelift.fish",
         "share/doc/pagelift/pagelift.spdx.json",
+        "share/doc/pagelift/README.md",
+        "share/doc/pagelift/docs/guides/services.md",
+        "share/man/man3/libpagelift.3",
         "lib/systemd/system/pagelift-cache.service",
         "lib/systemd/system/pagelift-cache.timer",
     ] {

@@ -48,6 +48,10 @@ fn symbols(_: &Context) -> Result<()> {
     let folder = workspace().join("packaging");
     let mut interface: Vec<String> =
         fs::read_to_string(folder.join("library/symbols"))?.lines().map(str::to_owned).collect();
+    // The manual page is about each function of the header.
+    let page = fs::read_to_string(folder.join("library/libpagelift.3.in"))?;
+    let missing: Vec<_> = interface.iter().filter(|name| !page.contains(&format!("{name}("))).collect();
+    ensure!(missing.is_empty(), "packaging/library/libpagelift.3.in does not describe {missing:?}");
     // The shared library watches dlopen, too, and keeps itself out of the environment of other programs.
     interface.extend(["dlsym", "dlvsym"].map(str::to_owned));
     interface.extend(
@@ -100,9 +104,9 @@ fn clean(t: &Context, kind: Kind) -> Result<()> {
     fs::create_dir(&elsewhere)?;
     let mut copy = Command::new("cp");
     copy.arg("-R").current_dir(workspace()).arg("--target-directory").arg(&elsewhere);
-    copy.args(["Makefile", "Cargo.toml", "CHANGELOG.md", "LICENSE", "LICENSE-MIT", "LICENSE-APACHE"]);
+    copy.args(["Makefile", "Cargo.toml", "CHANGELOG.md", "README.md", "LICENSE", "LICENSE-MIT", "LICENSE-APACHE"]);
     t.run({
-        copy.args(["packaging", "include", "examples"]);
+        copy.args(["packaging", "include", "examples", "docs"]);
         copy
     })?
     .success()?;
@@ -200,6 +204,8 @@ fn deb_for_development(t: &Context) -> Result<()> {
     let script = "dpkg -i $PACKAGES/*.deb
         cd /tmp && cp -R /usr/share/doc/libpagelift-dev/examples pagelift-examples && cd pagelift-examples
         test \"$(pkg-config --variable=prefix pagelift)\" = /usr
+        dpkg -L libpagelift-dev | grep -q '/man3/libpagelift.3.gz$'
+        dpkg -L pagelift | grep -q '/docs/guides/from-inside.md$'
         cc c/lift_yourself.c $(pkg-config --cflags --libs pagelift) -o by-pkg-config
         ./by-pkg-config | grep -q 'table.12345. = 12345'
         cmake -S c++ -B build && cmake --build build
@@ -239,6 +245,7 @@ fn rpm_in_a_root(t: &Context) -> Result<()> {
 fn rpm_for_development(t: &Context, root: &Root) -> Result<()> {
     let script = "export PKG_CONFIG_SYSROOT_DIR=$ROOT PKG_CONFIG_LIBDIR=$ROOT/usr/lib64/pkgconfig
         docs=$ROOT/usr/share/doc/pagelift-devel
+        test -e $ROOT/usr/share/man/man3/libpagelift.3.gz && test -e $ROOT/usr/share/doc/pagelift/docs/guides/from-inside.md
         cc $docs/c/lift_yourself.c $(pkg-config --cflags --libs pagelift) -o $ROOT/tmp/by-pkg-config
         cmake -S $docs/c++ -B build -DPagelift_DIR=$ROOT/usr/lib64/cmake/Pagelift && cmake --build build
         LD_LIBRARY_PATH=$ROOT/usr/lib64 ./build/lift_yourself | grep -q 'table.12345. = 12345'";

@@ -193,7 +193,7 @@ impl Root {
               printf '%%description\\nWhat the root has.\\n%%files\\n'
             } > base.spec
             rpmbuild -bb --define \"_topdir $PWD/base\" base.spec
-            mkdir -p $ROOT/usr/lib64/pkgconfig $ROOT/usr/share/licenses
+            mkdir -p $ROOT/usr/lib64/pkgconfig $ROOT/usr/share/licenses $ROOT/usr/share/man/man3
             echo /usr/lib64 > $ROOT/etc/ld.so.conf.d/lib64.conf
             rpm --root $ROOT --dbpath /var/lib/rpm --initdb
             rpm --root $ROOT --dbpath /var/lib/rpm -i base/RPMS/noarch/base-1-1.noarch.rpm";
