@@ -173,7 +173,7 @@ fn in_use(t: &Context) -> Result<()> {
     ensure!(output.stdout.contains("processes still map them") && store.images(t)?.len() == 1, "{}", output.stdout);
     let path = image.path.display().to_string();
     let output = store.image(t, "remove", &[&path])?;
-    ensure!(output.stderr.contains("still map this image") && image.path.exists(), "{}", output.stderr);
+    ensure!(output.stderr.contains("1 process still maps this image") && image.path.exists(), "{}", output.stderr);
     store.image(t, "remove", &["--force", &path])?.success()?;
     ensure!(!image.path.exists() && store.used()? > 0, "the user's memory is gone");
     session.send("go on\n")?;

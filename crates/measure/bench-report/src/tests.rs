@@ -497,7 +497,7 @@ fn a_counter_that_goes_backwards_is_named_with_its_value() {
     block.unwrap().measured.windows[2].work = -1234.0;
     let said = words::unusable(&record, &record.answer()).unwrap();
     assert!(
-        said.starts_with("1 blocks do not count: the counter of Questions went backwards, by 1234 in one window"),
+        said.starts_with("1 block does not count: the counter of Questions went backwards, by 1234 in one window"),
         "{said}"
     );
 }

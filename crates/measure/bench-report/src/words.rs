@@ -123,16 +123,17 @@ pub fn unusable(record: &Record, answer: &Answer) -> Option<String> {
     if count == 0 {
         return None;
     }
+    let blocks = if count == 1 { "1 block does".to_owned() } else { format!("{count} blocks do") };
     let works = record.timed_blocks().flat_map(|block| block.measured.windows).map(|window| window.work);
     let least = works.fold(0.0, f64::min);
     Some(if least < 0.0 {
         format!(
-            "{count} blocks do not count: the counter of {} went backwards, by {} in one window, or no work was done",
+            "{blocks} not count: the counter of {} went backwards, by {} in one window, or no work was done",
             record.header.unit,
             number(-least)
         )
     } else {
-        format!("{count} blocks do not count: no {} were counted in them", record.header.unit)
+        format!("{blocks} not count: no {} were counted there", record.header.unit)
     })
 }
 

@@ -213,10 +213,11 @@ fn too_few_pages(size: PageSize, needed: u64, numa: Numa, machine: &MachineFacts
     let all = pools_at(&System, POOLS).iter().find(|pool| pool.size == size).map_or(0, |pool| pool.available);
     let limit = limits.hugetlb_of(size).filter(|limit| limit.left < needed && all >= size.pages_for(needed));
     let rest = "the rest is on transparent huge pages";
-    if let Some(HugetlbLimit { left, file, .. }) = limit {
+    if let Some(HugetlbLimit { left, limit, file, .. }) = limit {
+        let enough = limit.saturating_sub(*left).saturating_add(needed);
         let (left, needed, file) = (format_bytes(*left), format_bytes(needed), quoted_path(file));
         return Some(format!(
-            "a cgroup allows {left} more of {size} pages, needed {needed}; fix: echo BYTES > {file}; {rest}"
+            "a cgroup allows {left} more of {size} pages, needed {needed}; fix: echo {enough} > {file}; {rest}"
         ));
     }
     let (on, at) = match nodes.as_ref().and_then(|nodes| nodes.iter().next().map(|first| (nodes, first))) {

@@ -228,7 +228,7 @@ pub enum StoreError {
     #[error("only root can use the image of {}: not every user can read the file itself", .0.display())]
     NotForEverybody(PathBuf),
     /// Processes map the image.
-    #[error("{0} processes still map this image; `--force` removes it all the same, they keep their memory")]
+    #[error("{} this image; `--force` removes it all the same, and no process loses memory", still_map(*.0))]
     InUse(u64),
     /// A process that does not answer may map the image.
     #[error(
@@ -250,6 +250,13 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
+}
+
+fn still_map(processes: u64) -> String {
+    match processes {
+        1 => "1 process still maps".to_owned(),
+        processes => format!("{processes} processes still map"),
+    }
 }
 
 fn size(bytes: &u64) -> String {

@@ -100,9 +100,9 @@ pub enum Refusal {
     Tmpfs(String),
     /// Huge folios would fill its holes.
     #[error(
-        "found {blocks} blocks with holes (a sparse file), needed data in them, on tmpfs in 7 of 8 parts, since a huge folio \
-         fills the holes with memory; fix: `cp --sparse=never {} COPY`, and use the copy",
-        quoted_path(path)
+        "found {} with holes (a sparse file), needed data there, on tmpfs in 7 of 8 parts, since a huge folio fills the \
+         holes with memory; fix: `cp --sparse=never {} COPY`, and use the copy",
+        counted(*blocks), quoted_path(path)
     )]
     Sparse {
         /// Number of blocks with holes.
@@ -153,9 +153,8 @@ pub enum Refusal {
     },
     /// Some blocks stayed small although nobody maps them and enough memory is free.
     #[error(
-        "found pages of {blocks} blocks in use by the kernel or for I/O, needed them at rest; fix: pagelift cache prepare \
-         {}, again",
-        quoted_path(path)
+        "found pages of {} in use by the kernel or for I/O, needed them at rest; fix: pagelift cache prepare {}, again",
+        counted(*blocks), quoted_path(path)
     )]
     InUse {
         /// Blocks that stayed small.
@@ -165,8 +164,9 @@ pub enum Refusal {
     },
     /// Blocks were read in huge folios and dropped again before anybody mapped them.
     #[error(
-        "found {blocks} blocks that reclaim has dropped again, needed them to stay; fix: name {} in \
-         /etc/pagelift/cache.conf and run `pagelift cache keep --lock --budget SIZE`", printable(&path.to_string_lossy())
+        "found {} that reclaim has dropped again, needed memory for the file; fix: name {} in \
+         /etc/pagelift/cache.conf and run `pagelift cache keep --lock --budget SIZE`",
+        counted(*blocks), printable(&path.to_string_lossy())
     )]
     Dropped {
         /// Blocks that were dropped.
@@ -176,10 +176,9 @@ pub enum Refusal {
     },
     /// All blocks stayed small although nobody maps them and enough memory is free.
     #[error(
-        "found {blocks} blocks small after they were read again on {file_system}, needed a file system that makes large \
-         folios; on ext4 the features encrypt and verity and data=journal prevent them; fix: use an image of the file, \
-         `pagelift image add {}`",
-        quoted_path(path)
+        "found {} small after another read on {file_system}, needed a file system that makes large folios; on ext4 the \
+         features encrypt and verity and data=journal prevent them; fix: use an image of the file, `pagelift image add {}`",
+        counted(*blocks), quoted_path(path)
     )]
     StayedSmall {
         /// Blocks that stayed small.
@@ -242,6 +241,11 @@ fn fix_of(reason: &str, path: &std::path::Path) -> String {
     }
 }
 
+/// A number of blocks.
+fn counted(blocks: u64) -> String {
+    if blocks == 1 { "1 block".to_owned() } else { format!("{blocks} blocks") }
+}
+
 fn mapped_text(processes: &[(i32, String)], blocks: u64, unseen: u64, path: &std::path::Path) -> String {
     const NAMED: usize = 3;
     let named: Vec<String> = processes.iter().take(NAMED).map(|(pid, name)| format!("{name} {pid}")).collect();
@@ -252,9 +256,10 @@ fn mapped_text(processes: &[(i32, String)], blocks: u64, unseen: u64, path: &std
     };
     let path = quoted_path(path);
     format!(
-        "found {blocks} blocks mapped by {} ({}{more}){unseen}, needed none: pages that are mapped cannot be evicted; fix: \
+        "found {} mapped by {} ({}{more}){unseen}, needed none: pages that are mapped cannot be evicted; fix: \
          end them and run pagelift cache prepare {path}, or, as root, pagelift cache prepare --replace \
          {path}",
+        counted(blocks),
         if processes.len() == 1 { "1 process".to_owned() } else { format!("{} processes", processes.len()) },
         named.join(", ")
     )
