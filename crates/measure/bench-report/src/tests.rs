@@ -186,6 +186,11 @@ fn huge_pages_compared_with_huge_pages_decide_nothing() {
     let advice = decision::advice(&both);
     assert!(advice.reason.starts_with("huge pages were compared with huge pages: 100 %"), "{advice:?}");
     assert_eq!(advice.next.as_deref(), Some("the same command with --cold-plain"));
+    // The report of a lift has no heap.
+    let mut with_heap = both.clone();
+    with_heap.header.options = vec![vec!["--pages=thp".to_owned(), "--heap=auto".to_owned()]];
+    assert_eq!((with_heap.plain_huge(0), with_heap.lifted_nothing(0)), (None, None));
+    assert_eq!(decision::advice(&with_heap).headline, "Keep it");
     // The driver g++ was observed instead of cc1plus.
     let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
     plain.process = "g++".to_owned();

@@ -1,5 +1,6 @@
 //! `pagelift bench`: what it measures, how long, and what it prints.
 
+use super::heap::HeapArgs;
 use super::policy::PolicyArgs;
 use super::process::process_number;
 use super::time::{DAY, SECOND, milliseconds, seconds};
@@ -17,6 +18,9 @@ pub struct BenchArgs {
     /// What to lift and from where.
     #[command(flatten)]
     pub policy: PolicyArgs,
+    /// The heap of lifted commands and servers.
+    #[command(flatten)]
+    pub heap: HeapArgs,
     /// Compare these, separated by commas, each with plain: sources of huge pages, and the allocator's own settings by which it
     /// keeps its memory (`pagelift run --calm`).
     #[arg(long, value_parser = arm(), value_delimiter = ',', value_name = "ARMS", conflicts_with = "pages")]

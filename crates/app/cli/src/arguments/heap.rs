@@ -50,6 +50,21 @@ impl HeapArgs {
             ..HeapOptions::default()
         }
     }
+
+    /// The arguments that differ from the defaults, as words.
+    pub fn words(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        match self.heap {
+            HeapPages::Off => {}
+            HeapPages::Auto => words.push("--heap=auto".to_owned()),
+            HeapPages::Thp => words.push("--heap=thp".to_owned()),
+            HeapPages::Pool(size) => words.push(format!("--heap={}", size.bytes())),
+        }
+        words.extend(self.heap_reserve.map(|bytes| format!("--heap-reserve={bytes}")));
+        let allocator = self.heap_allocator.and_then(|which| which.to_possible_value());
+        words.extend(allocator.map(|value| format!("--heap-allocator={}", value.get_name())));
+        words
+    }
 }
 
 /// `--heap` of `attach`. Pages of the pool cannot be put below memory that others may be writing to.

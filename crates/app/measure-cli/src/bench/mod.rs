@@ -11,7 +11,7 @@ pub use sequence::run as measure_lift;
 
 use crate::answer as text;
 use crate::report::open_record;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use bench::record::read;
 use bench::whole_runs::Observed;
 use bench::{Limits, Progress};
@@ -39,6 +39,7 @@ const WATCH: Duration = Duration::from_millis(500);
 /// Measures, or reads what was measured, and prints the answer.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     calm::needs_a_start(args, args.toggle.is_some())?;
+    heap_needs_a_start(args)?;
     let record = match (&args.from, args.toggle, &args.servers.server) {
         (Some(path), ..) => kept(path)?,
         (None, Some(pid), _) => toggle::run(args, pid)?,
@@ -52,6 +53,17 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if let Some(why) = text::failure(&record) {
         bail!("{why}");
     }
+    Ok(())
+}
+
+/// Refuses a heap for a running process, and for commands that `--against` names whole.
+fn heap_needs_a_start(args: &BenchArgs) -> anyhow::Result<()> {
+    let is_started = args.toggle.is_none() && args.against.is_empty();
+    ensure!(
+        is_started || args.heap.words().is_empty(),
+        "--heap is for starts of a command or a server, found --toggle or --against; fix: pagelift bench --heap=auto -- CMD, \
+         or --server CMD"
+    );
     Ok(())
 }
 

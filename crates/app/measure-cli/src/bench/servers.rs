@@ -23,8 +23,10 @@ pub(super) struct Arms {
 impl Arms {
     pub(super) fn of(args: &BenchArgs, plain: &[String]) -> anyhow::Result<Self> {
         if args.against.is_empty() {
-            let (mut names, mut lifts): (Vec<_>, Vec<_>) =
-                arms(args).into_iter().map(|(name, policy)| (name, words(&policy))).unzip();
+            let (mut names, mut lifts): (Vec<_>, Vec<_>) = arms(args)
+                .into_iter()
+                .map(|(name, policy)| (name, [words(&policy), args.heap.words()].concat()))
+                .unzip();
             let mut variables = vec![Vec::new(); names.len()];
             if let Some(calm) = calm::variables(args, plain)? {
                 names.push(calm::NAME.to_owned());

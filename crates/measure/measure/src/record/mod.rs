@@ -266,8 +266,17 @@ impl Record {
         self.events.iter().filter_map(|event| if let Event::Observed(seen) = event { Some(&**seen) } else { None })
     }
 
-    /// The reason why an arm had lifted no memory at the last observation; absent if it had, or if there was no report.
+    /// True if an arm puts the heap on huge pages at the start. The report of a lift does not contain the heap.
+    fn has_heap(&self, arm: usize) -> bool {
+        self.header.options.get(arm).is_some_and(|options| options.iter().any(|word| word.starts_with("--heap=")))
+    }
+
+    /// The reason why an arm had lifted no memory at the last observation; absent if it had, if its heap is on huge pages, or if
+    /// there was no report.
     pub fn lifted_nothing(&self, arm: usize) -> Option<String> {
+        if self.has_heap(arm) {
+            return None;
+        }
         let looked_at = self.observations().filter(|seen| seen.arm == Some(arm));
         let (seen, lift) = looked_at.filter_map(|seen| Some((seen, seen.lift.as_ref()?))).last()?;
         let is_huge = |map: &AddressMap| map.ranges.iter().any(|range| range.huge.iter().any(|huge| huge.bytes > 0));
@@ -276,8 +285,11 @@ impl Record {
     }
 
     /// Returns the ratio of the plain program's huge bytes to an arm's, in the mappings that the lift covered: 0 to 1. `None` if
-    /// either was not observed, or if they are different programs.
+    /// either was not observed, if they are different programs, or if the arm's heap is on huge pages, too.
     pub fn plain_huge(&self, arm: usize) -> Option<f64> {
+        if self.has_heap(arm) {
+            return None;
+        }
         let seen = |arm: Option<usize>| self.observations().find(|seen| seen.arm == arm && seen.map.is_some());
         let (plain, lifted) = (seen(None)?, seen(Some(arm))?);
         let lift = lifted.lift.as_ref().filter(|_| plain.process == lifted.process)?;

@@ -3,7 +3,6 @@
 use super::lift_args::LiftArgs;
 use crate::arguments::policy::words as policy_words;
 use crate::arguments::via::ViaArg;
-use clap::ValueEnum;
 use options::{Choice as _, HeapPages, Numa, Policy, Prepare};
 use service_units::{Program, Wanted, Way};
 
@@ -15,7 +14,7 @@ pub fn words(args: &LiftArgs, way: Way) -> Vec<String> {
     if args.prepare != Prepare::default() {
         words.push(format!("--prepare={}", args.prepare.word()));
     }
-    words.extend(heap(args));
+    words.extend(args.heap.words());
     let flags = [
         (args.calm, "--calm"),
         (args.follow_lifted, "--follow-lifted"),
@@ -49,20 +48,6 @@ pub fn parse(asked: &[String]) -> Option<LiftArgs> {
     }
     let words = std::iter::once("enable").chain(asked.iter().map(String::as_str));
     <Asked as clap::Parser>::try_parse_from(words).ok().map(|asked| asked.lift)
-}
-
-fn heap(args: &LiftArgs) -> Vec<String> {
-    let mut words = Vec::new();
-    match args.heap.heap {
-        HeapPages::Off => {}
-        HeapPages::Auto => words.push("--heap=auto".to_owned()),
-        HeapPages::Thp => words.push("--heap=thp".to_owned()),
-        HeapPages::Pool(size) => words.push(format!("--heap={}", size.bytes())),
-    }
-    words.extend(args.heap.heap_reserve.map(|bytes| format!("--heap-reserve={bytes}")));
-    let allocator = args.heap.heap_allocator.and_then(|which| which.to_possible_value());
-    words.extend(allocator.map(|value| format!("--heap-allocator={}", value.get_name())));
-    words
 }
 
 /// The requests in the options, as far as the way depends on them, with the programs that `--only` names, and the names
