@@ -178,6 +178,13 @@ fn beyond_the_pool(t: &Context) -> Result<()> {
     ensure!(output.stderr.contains(&fix), "{}", output.stderr);
     let output = t.run(t.lifted(&[&heap, &reserve, "--require"], &program)?)?;
     ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(&fix), "{output:?}");
+    // From inside, too.
+    let library = test_support::pagelift_binary()?.with_file_name("libpagelift_heap.so");
+    let words = format!("PAGELIFT=heap={} heap-reserve={} only=seq", page.bytes(), needed * page.bytes());
+    let mut seq = Command::new("env");
+    seq.arg(format!("LD_PRELOAD={}", library.display())).args([&*words, "seq", "1"]);
+    let said = t.run(seq)?.success()?.stderr;
+    ensure!(said.contains(&fix), "from inside: {said}");
     // Without pool pages there is no reserve.
     for (options, says) in
         [(&["--heap-reserve=64M"][..], "fix: --heap=2M"), (&["--heap=thp", "--heap-reserve=64M"][..], "on pool pages")]

@@ -263,7 +263,10 @@ impl RequestedOrder {
                     line.add(format_args!("; a cgroup or cpuset allows no more; fix: a higher hugetlb limit there"));
                     line.add(format_args!(" (its hugetlb.* files); the rest is on transparent huge pages"));
                 } else if asked == 0 || asked > taken {
-                    line.add(format_args!("; fix: pagelift pool reserve {}:NUMBER", size.word()));
+                    match size.pages_for(asked) {
+                        0 => line.add(format_args!("; fix: pagelift pool reserve {}:NUMBER", size.word())),
+                        pages => line.add(format_args!("; fix: pagelift pool reserve {}:{pages}", size.word())),
+                    }
                     line.add(format_args!("; the rest is on transparent huge pages"));
                 }
             }
