@@ -170,7 +170,8 @@ int pagelift_collapse_heap(pagelift_report *report);
 /* Puts memory that the program has mapped itself on huge pages, in place: private anonymous memory, shared memory, and
  * mappings of files. For the rest the kernel uses huge pages from the first access on. Contents, addresses and protections
  * never change. Only whole huge pages of [address, address + length) count. Other threads continue, but must not unmap the
- * range or map over it during the call.
+ * range, map over it or make it writable during the call. The call opens a file that the program has not open, and closes it:
+ * until it returns, other threads must not take record locks (fcntl(2)) on that file.
  *
  * Place the memory first: a block of a file or of shared memory can be huge only if its address and its offset agree modulo
  * the huge page. mmap chooses such an address for large mappings on most kernels. If the message names a disagreement, map at

@@ -2,7 +2,7 @@
 
 use crate::auxiliary::Auxiliary;
 use crate::executor::OwnProcess;
-use crate::files::{self, File, c_path};
+use crate::files::{self, File, c_path, names_in};
 use crate::machine::machine_facts;
 use crate::pagemap::Pagemap;
 use address_space::{
@@ -12,6 +12,7 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use lift_execution::Executor;
 use lift_plan::ThpMode;
+use linux_raw::kernel::general::{S_IFMT, S_IFREG, statx};
 
 /// Most bytes that one call collapses; the call holds the process's memory lock.
 const AT_ONCE: u64 = 64 << 20;
@@ -209,7 +210,7 @@ impl Advising {
     fn block(
         &mut self,
         mapping: &Mapping,
-        file: Option<&File>,
+        file: Option<&Shown>,
         block: AddressRange,
         offset: u64,
     ) -> Result<(), String> {
@@ -242,10 +243,37 @@ fn too_empty(share: &str) -> String {
     format!("blocks with less than {share} in memory; fix: call again once they are filled")
 }
 
-/// Opens the file that a mapping shows, if its path still leads there.
-fn open(mapping: &Mapping) -> Option<File> {
+/// A descriptor of the file that a mapping shows.
+enum Shown {
+    /// One of the program, which stays open.
+    Program(i32),
+    Own(File),
+}
+
+impl Shown {
+    fn descriptor(&self) -> i32 {
+        match self {
+            Self::Program(descriptor) => *descriptor,
+            Self::Own(file) => file.descriptor(),
+        }
+    }
+}
+
+/// A descriptor of the file that a mapping shows; `None` if its path leads elsewhere. If the program has one, no other is
+/// opened: closing any descriptor of a file releases all record locks of the process on that file (fcntl(2)).
+fn open(mapping: &Mapping) -> Option<Shown> {
     let MappingName::File { path, deleted: false } = &mapping.name else { return None };
-    let file = File::open(&c_path(path)?).ok()?;
-    let status = linux_raw::status_of(file.descriptor()).ok()?;
-    (status.stx_ino == mapping.inode).then_some(file)
+    let path = c_path(path)?;
+    let status = linux_raw::cached_status(&path).ok()?;
+    if status.stx_ino != mapping.inode || u32::from(status.stx_mode) & S_IFMT != S_IFREG {
+        return None;
+    }
+    let place = |status: &statx| (status.stx_dev_major, status.stx_dev_minor, status.stx_ino);
+    for name in names_in(c"/proc/thread-self/fd").ok()? {
+        let found = linux_raw::cached_status(&c_path(&format!("/proc/thread-self/fd/{name}"))?);
+        if found.is_ok_and(|found| place(&found) == place(&status)) {
+            return name.parse().ok().map(Shown::Program);
+        }
+    }
+    File::open(&path).ok().map(Shown::Own)
 }

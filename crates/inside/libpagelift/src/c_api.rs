@@ -394,7 +394,7 @@ pub unsafe extern "C" fn pagelift_collapse_heap(report: *mut CReport) -> c_int {
 /// Puts memory that the program has mapped itself on huge pages, in place. See the header.
 ///
 /// # Safety
-/// `report` is NULL or sound as the header says, and no thread unmaps the range or maps over it during the call.
+/// `report` is NULL or sound as the header says. During the call no thread unmaps the range, maps over it or makes it writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagelift_advise(address: *mut c_void, length: usize, report: *mut CReport) -> c_int {
     let Some(end) = (address as usize).checked_add(length) else { return INVALID };
