@@ -93,7 +93,8 @@ pub fn advise(range: AddressRange) -> Result<Advised, Unadvised> {
     // SAFETY:
     // - it collapses, which the kernel makes invisible to others, and drops page tables of files that were not written to.
     let executor = unsafe { OwnProcess::new(base) };
-    let mut advising = Advising { size: thp.size, base, pagemap, executor, done: Advised::default() };
+    let asked = range.widened(base);
+    let mut advising = Advising { asked, size: thp.size, base, pagemap, executor, done: Advised::default() };
     for usage in smaps.iter().filter(|usage| usage.mapping.range.overlaps(range)) {
         let whole = usage.mapping.range.intersect(range).whole_pages(thp.size);
         advising.done.considered += whole.len();
@@ -121,6 +122,8 @@ pub fn advise(range: AddressRange) -> Result<Advised, Unadvised> {
 }
 
 struct Advising {
+    /// The range of the call, in whole base pages.
+    asked: AddressRange,
     size: PageSize,
     base: PageSize,
     pagemap: Pagemap,
@@ -154,8 +157,10 @@ impl Advising {
             }
             () => {}
         }
+        // Advice for a part divides a mapping, and mremap(2) refuses to resize or move several mappings.
+        let advised = if self.asked.covers(mapping.range) { mapping.range } else { whole };
         // The kernel refuses only mappings without huge pages of any kind.
-        let _ = self.executor.advise_huge(whole);
+        let _ = self.executor.advise_huge(advised);
         let (empty, why) = if shows_file { self.shown(mapping, whole) } else { self.anonymous(whole) };
         let huge = self.executor.query_huge(whole, self.size).unwrap_or_default().bytes_in(whole);
         *(if shows_file { &mut self.done.of_files } else { &mut self.done.anonymous }) += huge;
