@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -167,6 +168,19 @@ static void errno_stays(void) {
         void *block = malloc(size);
         errno = 77;
         free(block);
+        CHECK(errno == 77);
+    }
+    /* Also if madvise(2) fails: more than a heap keeps, with locked pages in between. */
+    enum { BLOCK = 64 << 10, BLOCKS = 1024, LOCKED = 64, PAGE = 4096 };
+    static char *blocks[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++) {
+        CHECK((blocks[i] = malloc(BLOCK)) != NULL);
+        memset(blocks[i], 1, BLOCK);
+        if (i % LOCKED == 0) mlock(blocks[i], PAGE);
+    }
+    for (int i = 0; i < BLOCKS; i++) {
+        errno = 77;
+        free(blocks[i]);
         CHECK(errno == 77);
     }
 }

@@ -438,9 +438,12 @@ mi_page_t *_mi_arenas_page_alloc(mi_theap_t *theap, size_t block_size, size_t pa
 
 void _mi_arenas_page_free(mi_page_t *page, mi_theap_t *theap) {
     size_t bytes = page->memid.is_pinned ? 0 : mi_page_full_size(page);
+    /* free(3) leaves it as it is, and madvise(2) fails for locked memory. */
+    int error = errno;
     arenas_page_free_of_mimalloc(page, theap);
     if (bytes > 0)
         page_was_freed(bytes);
+    errno = error;
 }
 
 /* mimalloc's own way, which `pass_by` and `page_was_freed` replace. */
