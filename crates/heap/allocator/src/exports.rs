@@ -55,6 +55,11 @@ fn with_new_arenas(bytes: usize, ask: impl Fn() -> *mut c_void) -> *mut c_void {
             break;
         }
     }
+    // Another thread may be about to return the last free memory to the kernel.
+    let block = small::search(bytes, ask);
+    if !block.is_null() {
+        return block;
+    }
     drop(keep);
     no_memory()
 }

@@ -43,6 +43,9 @@ static pthread_mutex_t claiming;
 /* The thread that holds it; 0 if there is none. */
 static _Atomic(uintptr_t) claiming_thread;
 
+/* Number of threads that have found no memory. As long as there is one, no pass claims slices. */
+static _Atomic(size_t) searching_threads;
+
 static void begin_claim(void) {
     pthread_mutex_lock(&claiming);
     mi_atomic_store_relaxed(&claiming_thread, _mi_thread_id());
@@ -51,6 +54,13 @@ static void begin_claim(void) {
 static void end_claim(void) {
     mi_atomic_store_relaxed(&claiming_thread, 0);
     pthread_mutex_unlock(&claiming);
+}
+
+/* Waits until no pass has claimed slices, and keeps passes from claiming any. */
+void mimalloc_begin_search(void) {
+    mi_atomic_add_relaxed(&searching_threads, (size_t)1);
+    begin_claim();
+    end_claim();
 }
 
 /* In the child of a fork: ends the pass of a thread that does not exist there, and releases that thread's lock. The wait of
@@ -65,6 +75,7 @@ void mimalloc_forget_other_threads(void) {
         mi_atomic_store_relaxed(&claiming_thread, 0);
         claiming = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     }
+    mi_atomic_store_relaxed(&searching_threads, 0);
 }
 
 /* Time of this thread's last search for its own free pages. */
@@ -77,6 +88,8 @@ static void subtract(_Atomic(size_t) * count, size_t bytes) {
     while (!mi_atomic_cas_weak_relaxed(count, &old, old > bytes ? old - bytes : 0)) {
     }
 }
+
+void mimalloc_end_search(void) { subtract(&searching_threads, 1); }
 
 static size_t most_kept(size_t share) {
     size_t part = load(&free_memory.in_use) / share;
@@ -121,7 +134,7 @@ static bool is_free(mi_arena_t *arena, size_t slice) { return count_slices(arena
 
 static void return_run(mi_arena_t *arena, size_t start, size_t count, pass_t *pass) {
     begin_claim();
-    if (mi_bbitmap_try_clearNC(arena->slices_free, start, count)) {
+    if (load(&searching_threads) == 0 && mi_bbitmap_try_clearNC(arena->slices_free, start, count)) {
         mi_bitmap_clearN(arena->slices_purge, start, count);
         mi_arena_purge(arena, start, count);
         mi_bbitmap_setN(arena->slices_free, start, count);

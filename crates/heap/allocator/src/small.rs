@@ -30,6 +30,8 @@ unsafe extern "C" {
     fn mimalloc_trim(kept: usize) -> bool;
     fn mimalloc_free_whole(unmap: bool) -> usize;
     fn mimalloc_forget_other_threads();
+    fn mimalloc_begin_search();
+    fn mimalloc_end_search();
     fn mimalloc_map_hole(bytes: usize) -> usize;
     fn mimalloc_usage(usage: *mut SmallUsage);
     fn mi_option_set(option: c_int, value: c_long);
@@ -128,6 +130,23 @@ fn map_again(bytes: usize) -> bool {
     let bytes = unsafe { mimalloc_map_hole(bytes) };
     forget(ACCOUNT.mapped_used.fetch_add(bytes as u64, Relaxed));
     bytes > 0
+}
+
+/// Runs `ask` while all free memory can be found: a pass of another thread that returns memory to the kernel
+/// (`give_back.c`) has claimed none. If `ask` gives null, memory for a block of so many bytes is mapped again and `ask` runs
+/// again.
+pub fn search(bytes: usize, ask: impl Fn() -> *mut c_void) -> *mut c_void {
+    // SAFETY:
+    // - mimalloc is set up, and this thread is not in it.
+    unsafe { mimalloc_begin_search() };
+    let mut block = ask();
+    if block.is_null() && map_again(bytes) {
+        block = ask();
+    }
+    // SAFETY:
+    // - begun above.
+    unsafe { mimalloc_end_search() };
+    block
 }
 
 fn add_arena(bytes: usize) -> bool {
