@@ -366,8 +366,40 @@ size_t mimalloc_free_whole(bool unmap) {
     return mi_size_of_slices(slices);
 }
 
-/* Maps the smallest hole with room for a block of this many bytes again. Returns its size, or 0 if there is none, or if
-   something else is at its addresses. */
+/* The smallest hole of at least so many slices among those behind `last` in the order of sizes; NULL if there is none. */
+static hole_t *next_hole(size_t slices, const hole_t *last) {
+    hole_t *best = NULL;
+    for (size_t i = 0; i < load(&hole_count); i++) {
+        hole_t *hole = &holes[i].hole;
+        bool is_behind = last == NULL || hole->count > last->count || (hole->count == last->count && hole > last);
+        if (is_behind && hole->count >= slices && (best == NULL || hole->count < best->count))
+            best = hole;
+    }
+    return best;
+}
+
+/* Maps a hole again; false if something else is at its addresses, or if there is no memory. */
+static bool map_hole(hole_t *hole) {
+    void *start = mi_arena_slice_start(hole->arena, hole->start);
+    size_t size = mi_size_of_slices(hole->count);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    void *mapped = mmap(start, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (mapped != start) {
+        /* Before Linux 4.17 the flag is not known. */
+        if (mapped != MAP_FAILED)
+            munmap(mapped, size);
+        return false;
+    }
+    madvise(start, size, MADV_HUGEPAGE);
+    mi_bbitmap_setN(hole->arena->slices_free, hole->start, hole->count);
+    size_t last = load(&hole_count) - 1;
+    *hole = holes[last].hole;
+    mi_atomic_store_release(&hole_count, last);
+    return true;
+}
+
+/* Maps the smallest hole with room for a block of this many bytes again, and whose addresses are free. Returns its size, or
+   0 if there is none. */
 size_t mimalloc_map_hole(size_t bytes) {
     size_t size = 0;
     /* Usually there is none, and no thread has to wait here for one that returns memory. */
@@ -375,28 +407,9 @@ size_t mimalloc_map_hole(size_t bytes) {
         return 0;
     begin_claim();
     size_t slices = mi_slice_count_of_size(mi_page_info_size() + _mi_os_good_alloc_size(bytes));
-    hole_t *best = NULL;
-    size_t last = load(&hole_count);
-    for (size_t i = 0; i < last; i++) {
-        hole_t *hole = &holes[i].hole;
-        if (hole->count >= slices && (best == NULL || hole->count < best->count))
-            best = hole;
-    }
-    if (best != NULL) {
-        void *start = mi_arena_slice_start(best->arena, best->start);
-        size_t wanted = mi_size_of_slices(best->count);
-        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
-        void *mapped = mmap(start, wanted, PROT_READ | PROT_WRITE, flags, -1, 0);
-        if (mapped == start) {
-            madvise(start, wanted, MADV_HUGEPAGE);
-            mi_bbitmap_setN(best->arena->slices_free, best->start, best->count);
-            *best = holes[last - 1].hole;
-            mi_atomic_store_release(&hole_count, last - 1);
-            size = wanted;
-        } else if (mapped != MAP_FAILED) {
-            /* Before Linux 4.17 the flag is not known. */
-            munmap(mapped, wanted);
-        }
+    for (hole_t *hole = next_hole(slices, NULL); hole != NULL && size == 0; hole = next_hole(slices, hole)) {
+        size_t wanted = mi_size_of_slices(hole->count);
+        size = map_hole(hole) ? wanted : 0;
     }
     end_claim();
     return size;
