@@ -18,8 +18,9 @@ use linux_raw::kernel::general::{S_IFMT, S_IFREG, statx};
 const AT_ONCE: u64 = 64 << 20;
 /// One part in so many of a block of a file or of shared memory may be absent if the block is made huge: what fills it stays.
 const ABSENT: u64 = 8;
-/// Flags of mappings whose pages belong to a device, or are watched by a userfaultfd.
-const LEFT_ALONE: [&str; 5] = ["pf", "io", "um", "uw", "ui"];
+/// Flags of mappings whose pages belong to a device or the kernel, or are watched by a userfaultfd. A driver that inserts its
+/// own pages ("mm"), as BPF does for ring buffers, gives none back once they have left the page tables.
+const LEFT_ALONE: [&str; 6] = ["pf", "io", "mm", "um", "uw", "ui"];
 
 /// The outcome. All fields but the last two are bytes.
 #[derive(Clone, Debug, Default)]
