@@ -72,9 +72,9 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show which memory is on huge pages now.
     ///
-    /// For a heap that Pagelift has preloaded it also shows what the program holds of it beside what is resident. A small
-    /// block counts with the size of its class, up to an eighth more than was asked for, and one that another thread has
-    /// freed counts until the thread that its page belongs to takes it back.
+    /// For a heap that Pagelift has preloaded, it shows both the allocated and the resident memory. A small block
+    /// counts with the size of its class, up to an eighth more than was requested. A block that another thread has
+    /// freed counts until the thread that owns its page reclaims it.
     Status(StatusArgs),
     /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
     PerfMap(PerfMapArgs),
@@ -91,7 +91,7 @@ pub enum Command {
     Pool(PoolArgs),
     /// Lift a systemd service at each start, by a drop-in file.
     ///
-    /// Puts `pagelift run` before the commands of ExecStart=, or lifts from outside after each start where the service's
+    /// Puts `pagelift run` before the commands of ExecStart=, or lifts from outside after each start if the service's
     /// sandbox refuses that. The file is shown before it is written. Nothing is restarted without --now.
     Enable(Box<EnableArgs>),
     /// Remove the drop-in file of enable.
@@ -100,8 +100,9 @@ pub enum Command {
     Enabled(EnabledArgs),
     /// Lift the programs of a machine by rules.
     ///
-    /// Finds processes that meet a rule, waits until they have used enough CPU time to pay for a lift, and lifts one at a time in a
-    /// short-lived worker. The rules are TOML files. In mode observe, the default, it only says what it would do.
+    /// Finds processes that meet a rule, waits until they have used enough CPU time to pay for a lift, and lifts one at
+    /// a time in a short-lived worker. The rules are TOML files. In mode observe, the default, it only reports the
+    /// lifts that it would make.
     Agent(Box<AgentArgs>),
     /// Write man pages or shell completions.
     #[command(hide = true)]
@@ -117,10 +118,11 @@ pub enum MeasuringCommand {
     /// There are three forms: a running program is switched in place, servers run side by side, or a command runs plain and
     /// lifted in turn.
     ///
-    /// With --toggle the process is lifted and put back in random blocks under its own load; nothing is sent to it, and it
-    /// is left as it was found, at Ctrl-C too. With --server and --load a plain and a lifted server are started, and a second
-    /// plain one as the control, and the load alternates between them; at the end all are ended. Plain against itself is
-    /// measured in the same way, and no difference below what that shows is claimed.
+    /// With --toggle, the process is lifted and restored in random blocks under its own load. Nothing is sent to it,
+    /// and at the end its first state is restored, also at Ctrl-C. With --server and --load, a plain server, a lifted
+    /// server and a second plain server as the control are started, and the load alternates between them; at the end
+    /// all are ended. Plain is also measured against plain in the same way, and no smaller difference is reported as an
+    /// effect.
     Bench(Box<BenchArgs>),
     /// Make an HTML or Markdown page from the records of bench.
     ///
@@ -131,32 +133,33 @@ pub enum MeasuringCommand {
     ///
     /// The report says whether the TLB holds the pages in use.
     ///
-    /// Page walks are counted by the CPU's PMU where the machine has one. Without one, as in most virtual machines, the accessed
-    /// marks of a process's page tables are cleared and counted after 1, 10, 100 and 500 ms: a marked page was walked to in that
-    /// time, and one that stays in a TLB is not marked. Beside the size of the TLB that says where huge pages can gain. Clearing
-    /// holds the process's memory map for a few milliseconds (--stall), and the kernel's reclaim takes pages for idle until they
-    /// are used again; contents are not touched.
+    /// Page walks are counted by the CPU's PMU if the machine has one. Without one, as in most virtual machines, the
+    /// accessed marks of a process's page tables are cleared and counted after 1, 10, 100 and 500 ms: a page walk marks
+    /// its page, and a page that stays in a TLB is not marked. Together with the size of the TLB, this shows where huge
+    /// pages can gain. Clearing locks the process's memory map for a few milliseconds (--stall), and the kernel's
+    /// reclaim treats the pages as idle until they are used again; contents are not changed.
     Stat(StatArgs),
-    /// Measure what address translation costs on this machine.
+    /// Measure the cost of address translation on this machine.
     ///
     /// The report also shows the saving by huge pages.
     ///
-    /// Loads and jumps that depend on each other visit one cache line in each base page, in random order; the same number of
-    /// lines packed one behind the other is the control, and the difference is translation. In virtual machines it shows
-    /// whether the host backs the guest's huge pages by huge pages.
+    /// Dependent loads and jumps visit one cache line in each base page, in random order. The control visits the same
+    /// number of adjacent lines; the difference is the cost of translation. In virtual machines it shows whether the
+    /// host backs the guest's huge pages with huge pages.
     Probe(ProbeArgs),
     /// Show who sends TLB shootdowns, their cost and the cure.
     ///
-    /// A program with threads that gives memory back, mostly its allocator, interrupts every CPU it runs on. Counted from the
-    /// kernel's tracepoints, as root; an ordinary user sees what /proc/interrupts counts for the whole machine.
+    /// A program with threads that returns memory to the kernel, mostly through its allocator, interrupts every CPU it
+    /// runs on. Shootdowns are counted from the kernel's tracepoints, as root; an ordinary user sees the count of
+    /// /proc/interrupts for the whole machine.
     Shootdowns(ShootdownsArgs),
     /// Simulate a program's TLB misses, plain and lifted.
     ///
     /// Nothing is lifted, and the machine needs no huge pages.
     ///
     /// A bounded slice of the program runs under QEMU's user mode (Debian: qemu-user), which reports the pages that it
-    /// touches, and the TLBs of a CPU are simulated: for the pages of today, for those that `pagelift run` plans, and for
-    /// those with whole huge pages of anonymous memory too. The program's own output goes to standard error.
+    /// touches, and the TLBs of a CPU are simulated: for the present pages, for the pages that `pagelift run` plans,
+    /// and for these together with huge pages of anonymous memory. The program's own output goes to standard error.
     Estimate(EstimateArgs),
     /// Decide whether a running program gains by a lift, block by block. Prints one JSON document a line; the program is plain
     /// afterwards. The agent executes it.
@@ -185,7 +188,7 @@ pub struct RunArgs {
     /// What to lift and from where.
     #[command(flatten)]
     pub policy: PolicyArgs,
-    /// Whether files are brought into huge folios of the page cache before they are lifted from there.
+    /// When to bring files into huge folios of the page cache before they are lifted from there.
     #[arg(long, value_parser = choice::<Prepare>(), default_value = "auto")]
     pub prepare: Prepare,
     /// Limits of the cost.
@@ -194,29 +197,29 @@ pub struct RunArgs {
     /// What concerns the heap.
     #[command(flatten)]
     pub heap: HeapArgs,
-    /// Have the program's allocator keep what is freed, by its own settings, so that it sends no TLB shootdowns. It costs
-    /// resident memory; what you have set in the environment stays.
+    /// Make the program's allocator keep freed memory, by the allocator's own settings, so that it sends no TLB
+    /// shootdowns. This costs resident memory. Settings in the environment are not changed.
     #[arg(long)]
     pub calm: bool,
-    /// With --lift shared, anon or jit: fill the holes of every block that has any data. Without it a block is lifted that is
-    /// at least 7/8 full.
+    /// With --lift shared, anon or jit: fill the holes of every block that has any data. Without this option, only
+    /// blocks that are at least 7/8 full are lifted.
     #[arg(long)]
     pub fill: bool,
-    /// How the program is lifted [default: by ptrace; where that is refused, by preload].
+    /// Method of the lift [default: ptrace, or preload if ptrace is refused].
     #[arg(long, value_enum)]
     pub via: Option<ViaArg>,
-    /// Follow all descendants and lift only programs of these names, separated by commas. A link's name means the program
-    /// that it leads to.
+    /// Follow all descendants and lift only programs with these names, separated by commas. The name of a symbolic link
+    /// means the program that it points to.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// With --only, print a line for each process, as in the journal of a service [default: for the first one of each name,
-    /// and the sum when CMD ends].
+    /// With --only, print a line for each process, as in the journal of a service [default: a line for the first
+    /// process of each name, and the totals when CMD ends].
     #[arg(long, requires = "only")]
     pub each: bool,
     /// With --only, follow the descendants of lifted programs too. They stay traced as long as they run.
     #[arg(long, requires = "only")]
     pub follow_lifted: bool,
-    /// Fail instead of running the program where anything planned could not be lifted.
+    /// Fail instead of running the program if any part of the plan cannot be lifted.
     #[arg(long)]
     pub require: bool,
     /// Start the program up to its entry, show the plan, and end it there.
@@ -242,17 +245,17 @@ pub struct RunArgs {
 /// What `run` and `attach` tell of what they did.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct OutcomeArgs {
-    /// Write what was done, or the plan of a dry run, as JSON (of several programs, one document a line); - is the standard
-    /// output.
+    /// Write the result, or the plan of a dry run, as JSON (for several programs, one document per line); - is the
+    /// standard output.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
     #[arg(long)]
     pub perf_map: bool,
-    /// Say nothing.
+    /// Print no messages.
     #[arg(short, long)]
     pub quiet: bool,
-    /// Say what became of each range.
+    /// Print the result for each range.
     #[arg(short, long, conflicts_with = "quiet")]
     pub verbose: bool,
 }
@@ -264,7 +267,7 @@ pub struct AttachArgs {
     /// What to lift and from where.
     #[command(flatten)]
     pub policy: PolicyArgs,
-    /// Whether files are brought into huge folios of the page cache before they are lifted from there.
+    /// When to bring files into huge folios of the page cache before they are lifted from there.
     #[arg(long, value_parser = choice::<Prepare>(), default_value = "auto")]
     pub prepare: Prepare,
     /// Number of the process, or the name of its program.
@@ -281,20 +284,21 @@ pub struct AttachArgs {
     /// All processes of a systemd service.
     #[arg(long, value_name = "UNIT")]
     pub unit: Option<String>,
-    /// Collapse what it has allocated onto huge pages too, in place: off or thp.
+    /// Also collapse the process's allocated memory onto huge pages, in place: off or thp.
     #[arg(long, value_enum, value_name = "HOW", default_value = "off")]
     pub heap: AttachHeapArg,
-    /// Fill the holes of every block of shared, anonymous or generated memory that has any data. Without it a block is lifted
-    /// that is at least 7/8 full.
+    /// Fill the holes of every block of shared, anonymous or generated memory that has any data. Without this option,
+    /// only blocks that are at least 7/8 full are lifted.
     #[arg(long)]
     pub fill: bool,
     /// Show the plan only.
     #[arg(long)]
     pub dry_run: bool,
-    /// Stay, and lift objects that are loaded later, and shared, anonymous and generated memory as it fills.
+    /// Keep running, and lift objects that are loaded later, and shared, anonymous and generated memory as it is
+    /// filled.
     #[arg(long, conflicts_with = "dry_run")]
     pub watch: bool,
-    /// Fail where anything planned could not be lifted.
+    /// Fail if any part of the plan cannot be lifted.
     #[arg(long)]
     pub require: bool,
     /// What is told of it.
@@ -311,7 +315,7 @@ pub struct DetachArgs {
     /// All processes that run a program of this name.
     #[arg(long, value_name = "NAME")]
     pub all: Option<String>,
-    /// Say nothing.
+    /// Print no messages.
     #[arg(short, long)]
     pub quiet: bool,
 }
@@ -330,16 +334,16 @@ pub struct InspectArgs {
     /// Plan as if the pools had all pages that the lift takes.
     #[arg(long)]
     pub suppose_pool: bool,
-    /// Count the pages that a process uses within half a second, and say whether the TLB holds them, as `stat` does.
-    /// For that its accessed marks are cleared once.
+    /// Count the pages that a process uses within half a second, and report whether the TLB holds them, as `stat` does.
+    /// This clears the accessed marks of the process once.
     #[arg(long)]
     pub used: bool,
-    /// Measure for four seconds how far the TLB of this machine reaches and what huge pages save of a page walk, as `probe`
-    /// does. The pages that a process uses are counted, too, and compared with that.
+    /// Measure for four seconds the reach of this machine's TLB and the time that huge pages save per page walk, as
+    /// `probe` does. The pages that a process uses are counted too, and compared with the reach.
     #[arg(long)]
     pub probe: bool,
-    /// With --used or --probe, the longest time for which the process may have to wait for the map of its memory.
-    /// Memory that would take longer is left out.
+    /// With --used or --probe, the maximum time for which the process may wait for the lock of its memory map. Memory
+    /// that would take longer is skipped.
     #[arg(long, value_name = "TIME", requires = "looks", default_value = USUAL_STALL_WORD, value_parser = milliseconds(1, 60_000))]
     pub stall: Duration,
     /// An ELF file, the number of a process, or the name of its program.

@@ -31,7 +31,7 @@ const SECTIONS: &[Sections] = &[
             ("125", "Pagelift itself fails"),
             ("126", "the program cannot be executed"),
             ("127", "the program is not found"),
-            ("other", "that of the program"),
+            ("other", "exit status of the program"),
         ],
         examples: &[
             ("pagelift run -- redis-server /etc/redis/redis.conf", "Lift code and data"),
@@ -121,7 +121,7 @@ const SECTIONS: &[Sections] = &[
             ("125", "Pagelift itself fails, or cannot lift the process"),
             ("126", "CMD cannot be executed"),
             ("127", "CMD is not found"),
-            ("other", "that of CMD, with --lift of its lifted run; 128 + a signal's number"),
+            ("other", "exit status of CMD (with --lift, of its lifted run); 128 + a signal's number"),
         ],
         examples: &[
             ("pagelift stat --pid redis-server --for 10s", "Count page walks of a process"),
@@ -134,13 +134,13 @@ const SECTIONS: &[Sections] = &[
     usual("demo", &[("pagelift demo --for 10s", "See the effect of huge pages here")]),
     Sections {
         command: "cache prepare",
-        statuses: &[("0", "all files are in huge folios"), ("125", "some are not; each has its reason")],
+        statuses: &[("0", "all files are in huge folios"), ("125", "some files are not; the reasons are printed")],
         examples: &[
-            ("pagelift cache prepare /usr/sbin/mariadbd", "Get one file into huge folios"),
+            ("pagelift cache prepare /usr/sbin/mariadbd", "Bring one file into huge folios"),
             ("pagelift cache prepare --package nodejs", "Prepare the files of a package"),
         ],
     },
-    usual("cache keep", &[("pagelift cache keep --once", "Prepare the files of the list")]),
+    usual("cache keep", &[("pagelift cache keep --once", "Prepare the listed files")]),
     usual("cache status", &[("pagelift cache status /usr/bin/node", "Show how a file is cached")]),
     usual(
         "align",
@@ -163,10 +163,10 @@ const SECTIONS: &[Sections] = &[
         statuses: &[
             ("0", "every request is met"),
             ("125", "a request is not met"),
-            ("other", "with --for that of the program"),
+            ("other", "with --for, exit status of the program"),
         ],
         examples: &[
-            ("pagelift pool reserve 2M:512", "Have 512 pages available"),
+            ("pagelift pool reserve 2M:512", "Make 512 pages available"),
             ("pagelift pool reserve --for -- node server.js", "Reserve while a program runs"),
         ],
     },

@@ -14,7 +14,7 @@ Measure  bench       Measure whether a lift pays, with a confidence interval
          report      Make an HTML or Markdown page from the records of bench
          stat        Count page walks, page faults and the pages in use
          estimate    Simulate a program's TLB misses, plain and lifted
-         probe       Measure what address translation costs on this machine
+         probe       Measure the cost of address translation on this machine
          shootdowns  Show who sends TLB shootdowns, their cost and the cure
          demo        Run a bundled program plain and lifted, and compare
 Prepare  image       Manage images: huge-page copies that all processes share

@@ -29,10 +29,10 @@ pub enum Pages {
 }
 
 choice!(Pages {
-    "auto" => Auto: "The page cache where it holds the file in huge folios, else a shared image where there is one, else the hugetlb pool where pages are free, else transparent huge pages.",
-    "file" => File: "The page cache of the files themselves, for what is never written: nothing is copied.",
-    "file+image" => FileThenImage: "The page cache of the files where it holds them in huge folios, a shared image for what that leaves over.",
-    "image" => Image: "Shared images for what is never written (see `pagelift image`).",
+    "auto" => Auto: "The first available of these: huge folios of the file in the page cache, a shared image, free pages of the hugetlb pool, transparent huge pages.",
+    "file" => File: "The page cache of the files themselves, for memory that is never written: nothing is copied.",
+    "file+image" => FileThenImage: "The page cache of files that it holds in huge folios, and shared images for the rest.",
+    "image" => Image: "Shared images, for memory that is never written (see `pagelift image`).",
     "hugetlb" => Hugetlb: "The hugetlb pool only.",
     "thp" => Thp: "Transparent huge pages only.",
 });
@@ -67,9 +67,9 @@ pub enum Prepare {
 }
 
 choice!(Prepare {
-    "auto" => Auto: "Where nobody has the file mapped, within a bound of time and memory, and not again where it failed.",
-    "never" => Never: "Never: files are used as they lie in the page cache.",
-    "always" => Always: "Even where an earlier try failed.",
+    "auto" => Auto: "If no process maps the file, within limits of time and memory; not again after a failure.",
+    "never" => Never: "Never: files are used in their present state.",
+    "always" => Always: "Always, even after a failure.",
 });
 
 /// Where huge pages for writable ranges may come from.
@@ -83,7 +83,7 @@ pub enum WritablePages {
 }
 
 choice!(WritablePages {
-    "thp" => Thp: "Transparent huge pages: fork works as ever.",
+    "thp" => Thp: "Transparent huge pages: fork works as usual.",
     "hugetlb" => Hugetlb: "The pool: after a fork, writing needs free pool pages, or the child is killed by SIGBUS.",
 });
 

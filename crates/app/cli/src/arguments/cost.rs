@@ -7,11 +7,13 @@ use session::start::Payment;
 /// Options of `run` about the cost of a lift.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct CostArgs {
-    /// Time that copies of memory may take at the start, or any; a number alone is in milliseconds. The rest is lifted when the program has used enough CPU
-    /// time, by a helper that stays until then [default: 5ms with --pages auto; any with other pages or --require].
+    /// Maximum time for copying memory at the start, or any; a number without a unit is in milliseconds. A helper lifts
+    /// the rest when the program has used enough CPU time [default: 5ms with --pages auto; any with other pages or
+    /// --require].
     #[arg(long, value_name = "TIME")]
     pub start_cost: Option<StartCost>,
-    /// The share of its CPU time that the rest of the lift may cost a program: it is lifted when it has used that much.
+    /// Maximum cost of the rest of the lift, as a share of the program's CPU time: the rest is lifted when the program
+    /// has used enough.
     #[arg(long, value_name = "PERCENT", default_value = "1%")]
     pub cost: CostShare,
 }

@@ -35,7 +35,7 @@ pub struct HeapArgs {
     /// Pool memory that the heap takes at the start [default: half of the pool's free pages].
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub heap_reserve: Option<u64>,
-    /// Overrides the way that --heap finds for the program's allocator.
+    /// Override the method that --heap chooses for the program's allocator.
     #[arg(long, value_enum, value_name = "WHICH")]
     pub heap_allocator: Option<HeapAllocatorArg>,
 }

@@ -18,10 +18,10 @@ pub struct MeasureLiftArgs {
     /// Measure of work, as for bench --toggle.
     #[arg(long, value_name = "WORK", default_value = "auto")]
     pub work: String,
-    /// Instead of lifting, switch by shell commands: to the state that is compared, and back to plain.
+    /// Switch by two shell commands instead of a lift: to the compared state, and back to plain.
     #[arg(long, num_args = 2, value_names = ["ON", "OFF"])]
     pub toggle_with: Vec<String>,
-    /// Leave plain also what was lifted before; a later decision lifts it.
+    /// Leave the process plain even if it was lifted before; a later decision lifts it.
     #[arg(long)]
     pub leave_plain: bool,
     /// Length of a window, of which a block has four.
@@ -30,10 +30,10 @@ pub struct MeasureLiftArgs {
     /// Time after each switch that is not measured.
     #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = milliseconds(0, 60_000))]
     pub settle: Duration,
-    /// Time after which it ends undecided.
+    /// Time after which the measurement ends undecided.
     #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = seconds(SECOND, DAY))]
     pub time: Duration,
-    /// Seed of the coin [default: one that nobody knows].
+    /// Seed of the random order [default: a random number].
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
 }

@@ -46,30 +46,31 @@ fn kinds(shown: impl Iterator<Item = PossibleValue>) -> impl TypedValueParser<Va
 /// What to lift and from where; common to all commands that plan.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct PolicyArgs {
-    /// Where huge pages come from.
+    /// Source of huge pages.
     #[arg(long, value_parser = choice::<Pages>(), default_value = "auto")]
     pub pages: Pages,
     /// Size of huge pages, 2M or 1G for example [default: the machine's usual one].
     #[arg(long, value_name = "SIZE")]
     pub page_size: Option<PageSize>,
-    /// What to lift.
+    /// Kinds of memory to lift.
     #[arg(long, value_parser = usual_kinds(), value_delimiter = ',', value_name = "KINDS", default_value = "text,rodata,data,bss,heap")]
     pub lift: Vec<Kinds>,
     /// Objects to lift: exe, all, or patterns for their names separated by commas [default: the executable and every
     /// object that holds at least one whole huge page].
     #[arg(long, value_name = "OBJECTS")]
     pub objects: Option<ObjectChoice>,
-    /// Where huge pages for writable memory come from.
+    /// Source of huge pages for writable memory.
     #[arg(long, value_parser = choice::<WritablePages>(), default_value = "thp")]
     pub writable_pages: WritablePages,
-    /// What to do where read-only data and code share a huge page.
+    /// Treatment of huge pages that contain both read-only data and code.
     #[arg(long, value_parser = choice::<Edges>(), default_value = "exact")]
     pub edges: Edges,
-    /// Most memory that the lift may make resident.
+    /// Maximum memory that the lift may make resident.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub max_memory: Option<u64>,
-    /// NUMA nodes of the pages that the lift fills: `local` (that of the CPU on which the program runs), `interleave` (all
-    /// nodes of its cpuset in turn), or `node=NUMBER` [default: by the program's own memory policy and cpuset]
+    /// NUMA nodes of the pages that the lift fills: `local` (the node of the CPU on which the program runs),
+    /// `interleave` (all nodes of its cpuset in turn), or `node=NUMBER` [default: by the program's own memory policy
+    /// and cpuset]
     #[arg(long, value_name = "NODES")]
     pub numa: Option<Numa>,
     /// Seal copies of code and read-only data, so that nothing discards, unmaps or protects them any more (Linux 6.10).

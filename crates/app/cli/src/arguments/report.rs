@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// `pagelift report`.
 #[derive(Args, Clone)]
 pub struct ReportArgs {
-    /// Write the page there; - is the standard output [default: pagelift-report.html here; of --markdown the standard
+    /// Write the page to this file; - is standard output [default: pagelift-report.html; with --markdown, standard
     /// output].
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,

@@ -5,8 +5,9 @@ use clap::ValueEnum;
 /// `--via`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ViaArg {
-    /// From outside: any program, and nothing stays in it.
+    /// From outside, for any program; nothing remains in the program.
     Ptrace,
-    /// From inside, by libpagelift.so in its environment: dynamically linked programs; objects loaded later too.
+    /// From inside, by libpagelift.so in LD_PRELOAD, for dynamically linked programs; also lifts objects that are
+    /// loaded later.
     Preload,
 }

@@ -30,28 +30,29 @@ const RECORD: &std::ffi::CStr = c"user.pagelift.align";
 /// `pagelift align`.
 #[derive(Args, Clone)]
 #[command(
-    after_help = "Each plain start is then mapped by huge pages where the file lies in huge folios; `pagelift cache prepare` \
-and `keep` see to that. The file is replaced by a checked copy with all metadata; who runs it keeps the old one."
+    after_help = "After that, the kernel maps the file with huge pages at each plain start if the file is in huge \
+folios; `pagelift cache prepare` and `keep` bring it there. The file is replaced by a checked copy with all metadata; \
+running processes keep the old file."
 )]
 pub struct AlignArgs {
-    /// Say what it would bring, and change nothing.
+    /// Print the expected gain, and change nothing.
     #[arg(long, conflicts_with_all = ["undo", "force"])]
     check: bool,
-    /// Restore the file as it was before, with `--relayout` or without.
+    /// Restore the file as it was before the alignment, with or without `--relayout`.
     #[arg(long)]
     undo: bool,
-    /// Also move whole segments within the file, so that offsets agree with addresses. No address changes, and no byte of code
-    /// or data.
+    /// Also move whole segments within the file, so that offsets agree with addresses. Addresses, code and data do not
+    /// change.
     #[arg(long)]
     relayout: bool,
     /// Write the result of `--relayout` to another file, and leave FILE as it is.
     #[arg(long, short, value_name = "OUT", requires = "relayout", conflicts_with_all = ["check", "undo"])]
     output: Option<PathBuf>,
-    /// With `--relayout`: what to do where read-only data and code share a huge page.
+    /// With `--relayout`: treatment of huge pages that contain both read-only data and code.
     #[arg(long, value_parser = choice::<Edges>(), default_value = "exact", requires = "relayout")]
     edges: Edges,
-    /// Also change files that are signed, measured or belong to a package, and if the former values cannot be kept. With
-    /// `--relayout` also programs with privileges, and files with unknown data behind the last section.
+    /// Also change files that are signed, measured or belong to a package, and files whose former values cannot be
+    /// kept. With `--relayout`, also programs with privileges, and files with unknown data after the last section.
     #[arg(long)]
     force: bool,
     /// With `--relayout`: change all programs and shared objects in a folder, such as an unpacked layer of an image. Lists

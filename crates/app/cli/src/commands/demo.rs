@@ -46,7 +46,7 @@ pub struct DemoArgs {
     /// Time to measure: 30s, 5m.
     #[arg(long = "for", alias = "seconds", value_name = "TIME", default_value = "30s", value_parser = seconds(2 * SECOND, 3600 * SECOND))]
     pub time: Duration,
-    /// Where huge pages come from.
+    /// Source of huge pages.
     #[arg(long, value_parser = choice::<Pages>(), default_value = "auto")]
     pub pages: Pages,
     /// Write the report with every sample to this file.

@@ -25,17 +25,17 @@ pub struct DoctorArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// Measure how the host of a virtual machine backs huge pages, how far the TLB reaches, and which pages of a process
-    /// are in use within half a second, as `stat` does. Takes some seconds.
+    /// Measure how the host of a virtual machine backs huge pages, the reach of the TLB, and the pages that a process
+    /// uses within half a second, as `stat` does. Takes some seconds.
     #[arg(long)]
     pub probe: bool,
-    /// Show what is fine, too.
+    /// Also show checks that passed.
     #[arg(short, long)]
     pub all: bool,
     /// The number of a process, or the name of its program.
     #[arg(value_name = "PID|NAME", value_parser = process_number, conflicts_with = "command")]
     pub pid: Option<i32>,
-    /// A program that is to be started, and its arguments; it is not started.
+    /// A program to check before its start, and its arguments; it is not started.
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }

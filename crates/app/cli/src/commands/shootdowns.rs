@@ -22,7 +22,7 @@ pub struct ShootdownsArgs {
     /// Show only this process: its number, or the name of its program.
     #[arg(short, long, value_name = "PID|NAME", value_parser = process_number)]
     pub pid: Option<i32>,
-    /// Time to watch: 10s, 5m [default: until Ctrl-C on a terminal, else 10s].
+    /// Time to watch: 10s, 5m [default: until Ctrl-C on a terminal, otherwise 10s].
     #[arg(long = "for", value_name = "TIME", value_parser = seconds(SECOND, DAY))]
     pub time: Option<Duration>,
     /// Print JSON, with all processes, threads and call paths.

@@ -42,28 +42,30 @@ pub struct StatArgs {
     /// The whole machine.
     #[arg(short, long, conflicts_with = "command", required_unless_present_any = ["pid", "command"])]
     pub all: bool,
-    /// Time to measure: 5s, 2m [default: 5s; with CMD until it ends]. A command that takes longer runs on after the report.
+    /// Time to measure: 5s, 2m [default: 5s; with CMD until it ends]. A command that takes longer continues after the
+    /// report.
     #[arg(long = "for", value_name = "TIME", value_parser = seconds(SECOND / 10, DAY))]
     pub time: Option<Duration>,
-    /// The longest time for which the process may have to wait for the map of its memory while its accessed
-    /// marks are cleared. Memory that would take longer is left out; 0 leaves the marks alone.
+    /// Maximum time for which the process may wait for the lock of its memory map while its accessed marks are cleared.
+    /// Memory that would take longer is skipped; with 0, no marks are cleared.
     #[arg(long, value_name = "TIME", default_value = rounds::USUAL_STALL_WORD, value_parser = milliseconds(0, 60_000))]
     pub stall: Duration,
-    /// Measure twice, plain and lifted, and show both side by side. A process is lifted between the two and put back; a command
-    /// is run twice. Without kinds, code and read-only data [kinds: text, rodata, data, bss, heap].
+    /// Measure twice, plain and lifted, and show both side by side. A process is lifted between the two and then
+    /// restored; a command is run twice. Without kinds, code and read-only data are lifted [kinds: text, rodata, data,
+    /// bss, heap].
     #[arg(
         long, value_name = "KINDS", conflicts_with = "all", num_args = 0..=1, require_equals = true,
         default_missing_value = "text,rodata", value_delimiter = ',', value_parser = choice::<Kind>(), hide_possible_values = true
     )]
     pub lift: Option<Vec<Kind>>,
-    /// With --lift, where huge pages come from [default: auto].
+    /// With --lift, the source of huge pages [default: auto].
     #[arg(long, value_parser = choice::<Pages>(), requires = "lift")]
     pub pages: Option<Pages>,
     /// With --lift, leave the process lifted.
     #[arg(long, requires = "lift", conflicts_with = "command")]
     pub keep: bool,
-    /// Where the PMU counts page walks but not their time, as on AMD and most Arm CPUs, measure what one costs here, for four
-    /// seconds afterwards, and estimate their share of the CPU time.
+    /// If the PMU counts page walks but not their time, as on AMD and most Arm CPUs, measure the cost of a page walk
+    /// for four seconds afterwards, and estimate the share of CPU time.
     #[arg(long, conflicts_with = "lift")]
     pub calibrate: bool,
     /// Print JSON.

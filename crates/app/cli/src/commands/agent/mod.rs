@@ -54,10 +54,10 @@ enum AgentCommand {
     /// Run the agent until SIGTERM, which leaves all lifts. Changed rules are read within two
     /// scans, and at SIGHUP.
     ///
-    /// Each action is one line on standard error. In mode observe, which is the default, nothing is lifted: the lines say what
-    /// would be.
+    /// Each action is one line on standard error. In mode observe, which is the default, nothing is lifted: the lines
+    /// report the lifts that it would make.
     Run(RunArgs),
-    /// Read the rules and show how they are understood.
+    /// Check the rules, and print them as the agent reads them.
     Check,
     /// Show why a process is lifted or not: the rule, the conditions, the values, the cost and the verdict.
     ///
@@ -70,7 +70,7 @@ enum AgentCommand {
         #[arg(long, value_name = "FOLDER", default_value = VERDICTS)]
         verdicts: PathBuf,
     },
-    /// Show what the agent has lifted, and how it fares.
+    /// Show the agent's lifts and its state.
     Status {
         /// Print JSON.
         #[arg(long)]

@@ -43,22 +43,23 @@ pub struct VerdictsArgs {
 enum VerdictsCommand {
     /// Measure now whether a lift of a running program pays, and keep the result.
     ///
-    /// Its code and read-only data are lifted and put back in blocks under its own load, until a sequential test decides: keep,
-    /// put back, harm, or undecided after 100 blocks. The program is plain afterwards, or lifted again if it was before.
+    /// Its code and read-only data are lifted and restored in blocks under its own load, until a sequential test
+    /// decides: keep, put back, harm, or undecided after 100 blocks. The program is plain afterwards, or lifted again
+    /// if it was before.
     Measure {
         /// Number of the process, or the name of its program.
         #[arg(value_name = "PID|NAME", value_parser = process_number)]
         pid: i32,
-        /// Where huge pages come from.
+        /// Source of huge pages.
         #[arg(long, value_parser = choice::<Pages>(), default_value = "auto")]
         pages: Pages,
-        /// Time after which it ends undecided.
+        /// Time after which the measurement ends undecided.
         #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = seconds(SECOND, DAY))]
         time: Duration,
     },
-    /// Print all measurements, one JSON document a line, for import on other machines.
+    /// Print all measurements, one JSON document per line, for import on other machines.
     Export,
-    /// Add the measurements of an exported file. Those that are known are not added twice.
+    /// Add the measurements of an exported file. Known measurements are not added twice.
     Import {
         /// The file; standard input if it is -.
         file: PathBuf,

@@ -25,7 +25,7 @@ use std::time::Duration;
 #[derive(Args, Clone)]
 #[command(
     after_help = "The list has one entry a line: /PATH, `package NAME`, `running NAME`, or `relayout = [\"/PATH\", …]` \
-for files that get another layout first (`pagelift align --relayout`), again after each upgrade; # begins a comment. A file of \
+for files whose layout is changed first (`pagelift align --relayout`), again after each upgrade; # begins a comment. A file of \
 a package needs `relayout-packaged = […]`, or a diversion (dpkg-divert).\n\
 `systemctl enable --now pagelift-cache.timer` runs it with --once, pagelift-cache-lock.service with --lock."
 )]
@@ -33,16 +33,17 @@ pub struct KeepArgs {
     /// The list of files.
     #[arg(long, value_name = "FILE", default_value = "/etc/pagelift/cache.conf")]
     config: PathBuf,
-    /// Hold the files in memory, so that reclaim does not drop them, as long as this command runs.
+    /// Lock the files in memory while this command runs, so that reclaim does not drop them.
     #[arg(long, requires = "budget", conflicts_with = "once")]
     lock: bool,
-    /// Most bytes that --lock may hold, 512M for example; the first entries come first.
+    /// Maximum memory that --lock may hold, 512M for example; the first entries have priority.
     #[arg(long, value_name = "SIZE", requires = "lock", value_parser = size)]
     budget: Option<u64>,
-    /// Look once and end, with an error where something listed is not in huge folios at all.
+    /// Check once and exit, with an error if any listed file is not in huge folios at all.
     #[arg(long)]
     once: bool,
-    /// Only give the files of `relayout` entries their layout, and end. The packages of Pagelift run this after each upgrade.
+    /// Only change the layout of files in `relayout` entries, and exit. The packages of Pagelift run this after each
+    /// upgrade.
     #[arg(long, conflicts_with_all = ["lock", "once"])]
     relayout: bool,
     /// Time between two checks.

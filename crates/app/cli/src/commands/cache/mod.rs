@@ -21,11 +21,11 @@ pub struct CacheArgs {
 
 #[derive(Subcommand, Clone)]
 enum CacheCommand {
-    /// Get files into huge folios.
+    /// Bring files into huge folios.
     Prepare(prepare::PrepareArgs),
-    /// Prepare listed files, and again whenever they were replaced or memory was short.
+    /// Prepare listed files, and again after a file was replaced or memory was short.
     Keep(keep::KeepArgs),
-    /// Show how files lie in the page cache, who maps them, and who would gain by another base.
+    /// Show files in the page cache, the processes that map them, and the gain from another base.
     Status(status::StatusArgs),
 }
 

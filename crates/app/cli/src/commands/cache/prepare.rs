@@ -19,18 +19,19 @@ use std::process::Command;
 /// `pagelift cache prepare`.
 #[derive(Args, Clone)]
 #[command(
-    after_help = "The page cache forgets: after a boot, a package upgrade or a shortage of memory the files lie as they \
-were read. `pagelift cache keep` prepares them again."
+    after_help = "The effect is not permanent: after a boot, a package upgrade or a shortage of memory, files are cached as they are read. \
+`pagelift cache keep` prepares them again."
 )]
 pub struct PrepareArgs {
     /// Programs and libraries of an installed package (dpkg or rpm).
     #[arg(long, value_name = "NAME")]
     package: Vec<String>,
-    /// What the processes of a program of this name execute.
+    /// Files that the processes of a program with this name execute.
     #[arg(long, value_name = "NAME")]
     running: Vec<String>,
-    /// Replace files that others map, and that therefore cannot be evicted, by a copy: with all metadata, compared byte by
-    /// byte, by one rename. Who runs the old file keeps it until its end. Root, or the file's owner.
+    /// Replace files that other processes map, and that therefore cannot be evicted, by a copy with all metadata,
+    /// compared byte by byte, in one rename. Processes keep the old file until they end. Needs root, or the file's
+    /// owner.
     #[arg(long)]
     replace: bool,
     /// Files: programs, libraries, or any data.

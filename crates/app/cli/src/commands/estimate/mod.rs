@@ -44,9 +44,9 @@ const CPUS: [&str; 13] = [
 /// `--replacement`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReplacementArg {
-    /// What was used longest ago gives way.
+    /// Evicts the least recently used entry.
     Lru,
-    /// An approximation by a tree of bits, in arrays of 2, 4, 8, ... ways.
+    /// Approximates LRU by a tree of bits, in arrays of 2, 4, 8, ... ways.
     TreePlru,
 }
 
@@ -56,37 +56,39 @@ pub struct EstimateArgs {
     /// What the lift takes, and from where.
     #[command(flatten)]
     pub policy: PolicyArgs,
-    /// The CPU whose TLBs are simulated [default: this one: as CPUID describes it, as known for its model, or as measured].
+    /// The CPU whose TLBs are simulated [default: this CPU, as described by CPUID, known for its model, or measured].
     #[arg(long, value_name = "NAME", value_parser = CPUS)]
     pub cpu: Option<String>,
-    /// Which entry gives way in a full set. Makers do not publish it; the other one shows how much hangs on it.
+    /// Policy for the entry to evict from a full set. Vendors do not publish it; compare both policies to see the
+    /// effect.
     #[arg(long, value_enum, default_value = "lru")]
     pub replacement: ReplacementArg,
-    /// Base pages that an entry holds where they lie side by side: AMD joins four, and `pagelift probe` says what a CPU seems to
-    /// do. All groups count as contiguous in physical memory, the most favourable case.
+    /// Number of adjacent base pages that one entry can hold: AMD CPUs coalesce four, and `pagelift probe` reports a
+    /// measured number. All groups count as contiguous in physical memory, the most favourable case.
     #[arg(long, value_name = "PAGES", default_value_t = 1, value_parser = joined)]
     pub joined: u32,
-    /// Cores that all threads share in turn [default: a core for each thread].
+    /// Number of cores that all threads share in turn [default: a core for each thread].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub cores: Option<u32>,
-    /// Instructions that are counted, of all threads: 100M, 2G.
+    /// Number of simulated instructions, of all threads: 100M, 2G.
     #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "100M")]
     pub instructions: u64,
-    /// Instructions before the slice, which run five to ten times as fast.
+    /// Number of instructions before the slice; they run five to ten times as fast.
     #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "0")]
     pub skip: u64,
-    /// Time before the slice, in whole seconds, for servers: to start and to be put under load.
+    /// Time before the slice, in whole seconds, in which a server can start and receive load.
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = seconds(Duration::ZERO, LONGEST))]
     pub after: Duration,
-    /// Instructions at the beginning of the slice that fill the TLBs and are not counted [default: a tenth of
+    /// Number of instructions at the beginning of the slice that fill the TLBs and are not counted [default: a tenth of
     /// --instructions].
     #[arg(long, value_name = "COUNT", value_parser = parse_count)]
     pub warm_up: Option<u64>,
-    /// Run the command line of this process, by its number or the name of its program, once more: QEMU cannot trace a process that runs already.
+    /// Run the command line of this process, given by its number or the name of its program, again: QEMU cannot trace a
+    /// running process.
     #[arg(short, long, value_name = "PID|NAME", value_parser = process_number, conflicts_with = "command")]
     pub pid: Option<i32>,
-    /// With --pid: start a second one of the process's program, with its arguments, environment and folder. Only for a process
-    /// of the same user and with the same rights.
+    /// With --pid: start a second instance of the process's program, with its arguments, environment and working
+    /// directory. Only for a process of the same user with the same rights.
     #[arg(long, requires = "pid")]
     pub again: bool,
     /// Print JSON.

@@ -36,21 +36,21 @@ pub struct ImageArgs {
 
 #[derive(Subcommand, Clone)]
 enum ImageCommand {
-    /// Mount a store, and have it mounted at every boot.
+    /// Mount a store, and optionally mount it at every boot.
     Setup(setup::SetupArgs),
     /// Make images of programs and shared objects.
     Add(AddArgs),
-    /// List the images, who uses them, and whether their files are still the same.
+    /// List the images, the processes that use them, and changes of their files.
     List(ListArgs),
     /// Remove images.
     Remove(RemoveArgs),
-    /// Remove images that nobody maps and whose file was changed or has vanished, or that nobody has used for long.
+    /// Remove images that no process maps and whose file was changed or removed, or that were not used for long.
     Gc(GcArgs),
 }
 
 #[derive(Args, Clone)]
 struct StoreArg {
-    /// The store's directory [default: $PAGELIFT_STORE, else /run/pagelift/images].
+    /// Directory of the store [default: $PAGELIFT_STORE, otherwise /run/pagelift/images].
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
 }
@@ -69,14 +69,14 @@ impl StoreArg {
 struct AddArgs {
     #[command(flatten)]
     store: StoreArg,
-    /// What the object's base is modulo the huge page size [default: as `pagelift run` places a program, 0 for a shared
-    /// object].
+    /// Offset of the object's base above a multiple of the huge page size [default: the base that `pagelift run`
+    /// chooses for a program, 0 for a shared object].
     #[arg(long, value_name = "BYTES", value_parser = offset)]
     base_offset: Option<u64>,
-    /// Make a copy for each NUMA node, all of whose pages lie there; processes get the copy of the node they run on.
+    /// Make a copy for each NUMA node, with all its pages on that node; processes get the copy of the node they run on.
     #[arg(long)]
     per_node: bool,
-    /// Say nothing but what fails.
+    /// Print errors only.
     #[arg(short, long)]
     quiet: bool,
     /// Programs and shared objects.
@@ -97,10 +97,10 @@ struct ListArgs {
 struct RemoveArgs {
     #[command(flatten)]
     store: StoreArg,
-    /// Remove images that processes map, too; they keep their memory until they end.
+    /// Also remove images that processes map; the processes keep the memory until they end.
     #[arg(long)]
     force: bool,
-    /// Files of which images were made, or paths of images.
+    /// Source files of images, or paths of images.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 }
@@ -109,10 +109,11 @@ struct RemoveArgs {
 struct GcArgs {
     #[command(flatten)]
     store: StoreArg,
-    /// Only say which images these are.
+    /// Only list the images that would be removed.
     #[arg(long)]
     dry_run: bool,
-    /// Time after which an image that nobody has used is removed, too; a number alone is in days. Times of use are exact to a day.
+    /// Also remove images that were not used for this time; a number without a unit is in days. Times of use are exact
+    /// to a day.
     #[arg(long, alias = "unused-days", value_name = "TIME", default_value = "30d", value_parser = days())]
     unused_for: Duration,
     /// Also remove images that nobody maps, the longest unused first, until the others take at most this, 512M for example.

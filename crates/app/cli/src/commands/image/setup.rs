@@ -15,32 +15,31 @@ use std::process::Command;
 /// `pagelift image setup`.
 #[derive(Args, Clone)]
 #[command(
-    after_help = "The images themselves are memory: after a boot they are made anew, by `pagelift image add` or \
-by root's first use."
+    after_help = "Images are in memory: after a boot they are made again, by `pagelift image add` or by root's first use."
 )]
 pub struct SetupArgs {
     #[command(flatten)]
     store: StoreArg,
-    /// Most memory that the images may take: bytes such as 2G, or a share of memory [default: 25%; with --hugetlbfs the
-    /// whole pool].
+    /// Maximum memory of all images: bytes such as 2G, or a share of memory [default: 25%; with --hugetlbfs the whole
+    /// pool].
     #[arg(long, value_name = "SIZE")]
     size: Option<StoreSize>,
     /// Mode of the store's directory. 755 lets every user use the images, 700 root alone.
     #[arg(long, value_name = "MODE", default_value = "755", value_parser = mode)]
     mode: u32,
-    /// Take pages of the pool instead of transparent huge pages.
+    /// Use hugetlb pool pages instead of transparent huge pages.
     #[arg(long)]
     hugetlbfs: bool,
     /// With --hugetlbfs, the size of the pages [default: the kernel's].
     #[arg(long, value_name = "SIZE", requires = "hugetlbfs")]
     page_size: Option<PageSize>,
-    /// Have the store mounted at every boot too.
+    /// Also mount the store at every boot.
     #[arg(long, value_enum, value_name = "HOW", conflicts_with = "print")]
     install: Option<BootArg>,
-    /// Only print what --install would write.
+    /// Only print the text that --install would write.
     #[arg(long, value_enum, value_name = "HOW")]
     print: Option<BootArg>,
-    /// Remove what --install has written for this directory, and nothing else.
+    /// Only remove the configuration that --install has written for this directory.
     #[arg(long, conflicts_with_all = ["size", "mode", "hugetlbfs", "install", "print"])]
     uninstall: bool,
     /// Folder of mount units.

@@ -28,14 +28,14 @@ pub struct PoolArgs {
 
 #[derive(Subcommand, Clone)]
 enum PoolCommand {
-    /// Show the pools on each NUMA node, who uses them, and the memory around them.
+    /// Show the pools on each NUMA node, the processes that use them, and the other memory.
     Show(show::ShowArgs),
-    /// Show which pages a program needs, which of them are there, and the commands that get the others and make them
-    /// last.
+    /// Show the pages that a program needs, the available ones, and the commands that reserve the others now and at
+    /// boot.
     Plan(plan::PlanArgs),
-    /// Make pages available, as many as a request names: those that are missing are added to the pool.
+    /// Make a number of pages available: missing pages are added to the pool.
     ///
-    /// Memory is compacted first where it is in pieces; what is missing then is tried again, at last node by node.
+    /// Fragmented memory is compacted first. Missing pages are then requested again, finally node by node.
     Reserve(reserve::ReserveArgs),
     /// Give free pages back to the system.
     Release(ReleaseArgs),
@@ -43,18 +43,19 @@ enum PoolCommand {
     Demote(DemoteArgs),
     /// Set how many pages the kernel may allocate beyond the pool when a program needs them.
     ///
-    /// Such surplus pages cost nothing until then and go back to the system when they are freed. They can fail for want of
-    /// memory in one piece: enough for a server that starts once a month, not for what must always start.
+    /// Such surplus pages cost nothing until then and return to the system when they are freed. Their allocation can
+    /// fail if memory is fragmented: suitable for a server that starts once a month, not for programs that must always
+    /// start.
     Overcommit(OvercommitArgs),
 }
 
 #[derive(Args, Clone)]
 struct ReleaseArgs {
-    /// Give back what `pagelift pool reserve --record NAME` has added, pages in use too: these leave when they are freed. Pages
-    /// that are named beside it count only where there is no record.
+    /// Release the pages that `pagelift pool reserve --record NAME` has added, also pages in use: these leave the pool
+    /// when they are freed. SIZE:COUNT arguments count only if there is no record.
     #[arg(long, value_name = "NAME")]
     record: Option<String>,
-    /// Pages, 2M:64 or 1G:2@0 for example; `all` for all that are free: 2M:all.
+    /// Pages, 2M:64 or 1G:2@0 for example; `all` for all free pages: 2M:all.
     #[arg(required_unless_present = "record", value_name = "SIZE:COUNT[@NODE]")]
     requests: Vec<ReleaseRequest>,
 }
@@ -71,7 +72,7 @@ struct DemoteArgs {
 
 #[derive(Args, Clone)]
 struct OvercommitArgs {
-    /// Most pages beyond the pool, 2M:512 for example; 0 for none.
+    /// Maximum number of pages beyond the pool, 2M:512 for example; 0 for none.
     #[arg(required = true, value_name = "SIZE:COUNT")]
     requests: Vec<PoolRequest>,
 }

@@ -21,33 +21,33 @@ use std::process::Command;
 /// `pagelift pool plan`.
 #[derive(Args, Clone)]
 #[command(
-    after_help = "The pages are those that `pagelift run --pages hugetlb` takes. What a program takes of the pool by itself, \
-or by `--heap 2M`, is added as SIZE:COUNT."
+    after_help = "Only the pages that `pagelift run --pages hugetlb` takes are counted. Add pages that a program itself takes from the pool, \
+or by `--heap 2M`, as SIZE:COUNT."
 )]
 pub struct PlanArgs {
     #[command(flatten)]
     policy: PolicyArgs,
-    /// Place all pages on this NUMA node [default: on the nodes from which the lift takes them: by --numa, else spread evenly
-    /// over those that the program's cpuset and memory policy leave to it].
+    /// Place all pages on this NUMA node [default: the nodes from which the lift takes them: by --numa, otherwise
+    /// evenly on the nodes that the program's cpuset and memory policy allow].
     #[arg(long, value_name = "NODE")]
     node: Option<u32>,
-    /// Have the pages reserved at every boot.
+    /// Reserve the pages at every boot.
     #[arg(long, value_enum, value_name = "HOW", conflicts_with_all = ["print", "uninstall"])]
     install: Option<BootArg>,
     /// With --install grub or --print grub: set memory aside for gigantic pages (hugetlb_cma=) instead of reserving them at
     /// boot. Movable memory uses it until `pagelift pool reserve` takes the pages.
     #[arg(long)]
     cma: bool,
-    /// Only print what --install would write.
+    /// Only print the text that --install would write.
     #[arg(long, value_enum, value_name = "HOW", conflicts_with = "uninstall")]
     print: Option<BootArg>,
-    /// Remove what --install has written, and nothing else.
+    /// Only remove the files that --install has written.
     #[arg(long, conflicts_with_all = ["target", "command"])]
     uninstall: bool,
-    /// Name of the files that --install writes, so that several programs have their own.
+    /// Name of the files that --install writes, so that several programs can have separate files.
     #[arg(long, value_name = "NAME", default_value = "main")]
     name: String,
-    /// Folder below which --install writes and --uninstall removes, of an image for example.
+    /// Root folder for --install and --uninstall, of an image for example.
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
     /// Print JSON.
@@ -56,7 +56,7 @@ pub struct PlanArgs {
     /// Processes by number or by the name of their program, ELF files, or pages such as 2M:64@0; their needs are added up.
     #[arg(value_name = "PID|NAME|FILE|SIZE:COUNT")]
     target: Vec<OsString>,
-    /// A program and its arguments; it is started up to its entry and ended there.
+    /// A program and its arguments; it is started up to its entry point and ended there.
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }

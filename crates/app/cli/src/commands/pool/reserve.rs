@@ -26,37 +26,37 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// `pagelift pool reserve`.
 #[derive(Args, Clone)]
 #[command(
-    after_help = "Pages of 1G are seldom to be had once the machine has run for a while: `pagelift pool plan` says how to get them at boot."
+    after_help = "Pages of 1G are seldom available after the machine has run for a while: `pagelift pool plan` shows how to reserve them at boot."
 )]
 pub struct ReserveArgs {
-    /// Add so many pages to those that there are, instead of making so many available.
+    /// Add this number of pages to the pool, instead of making this number available.
     #[arg(long)]
     add: bool,
-    /// Write down under this name, in /run, what is added, and add only what is missing of it: a retry or a restart adds no
-    /// page twice. `pagelift pool release --record NAME` gives all of it back.
+    /// Record the added pages under this name in /run, and add only pages that the record lacks: a retry or a restart
+    /// adds no page twice. `pagelift pool release --record NAME` releases them.
     #[arg(long, value_name = "NAME", requires = "add", conflicts_with_all = ["hold", "persist", "command"])]
     record: Option<String>,
-    /// Put everything back where a request is not met in full.
+    /// Undo all changes if a request is not met in full.
     #[arg(long)]
     all_or_nothing: bool,
-    /// Drop the page cache and other caches first, so that memory is in larger pieces. Files are read from disk again then.
+    /// Drop the page cache and other caches first, to reduce fragmentation. Files are read from disk again afterwards.
     #[arg(long)]
     drop_caches: bool,
-    /// Memory that stays available whatever was asked for [default: a sixteenth of all memory].
+    /// Minimum of available memory, even if a request is then not met [default: a sixteenth of all memory].
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     keep_free: Option<u64>,
-    /// Have the pages reserved at every boot too, by a systemd unit; `pagelift pool plan --uninstall` removes it.
+    /// Also reserve the pages at every boot, by a systemd unit; `pagelift pool plan --uninstall` removes it.
     #[arg(long, conflicts_with_all = ["hold", "command"])]
     persist: bool,
     /// Name of the unit of --persist.
     #[arg(long, value_name = "NAME", requires = "persist", default_value = "main")]
     name: String,
-    /// Keep the pages only until standard input ends or a signal comes, then give them back; pages that a line of it names are
-    /// given back at once.
+    /// Keep the pages only until standard input ends or a signal arrives, then release them; pages that a line of
+    /// standard input names are released at once.
     #[arg(long)]
     hold: bool,
-    /// Reserve what the program behind `--` needs, run it lifted, give back what the lift has not used, and all when it ends,
-    /// however it ends.
+    /// Reserve the pages that the program after `--` needs, run it lifted, and release the pages that the lift has not
+    /// used. All pages are released when the program ends, even by a signal.
     #[arg(long = "for", requires = "command", conflicts_with = "hold")]
     for_command: bool,
     #[command(flatten)]

@@ -13,13 +13,13 @@ use std::time::Duration;
 /// `pagelift pool show`.
 #[derive(Args, Clone)]
 pub struct ShowArgs {
-    /// Show them again and again, until it is interrupted.
+    /// Show the pools repeatedly until interrupted.
     #[arg(long)]
     watch: bool,
-    /// Time between two readings.
+    /// Interval of --watch.
     #[arg(long, value_name = "TIME", default_value = "2s", requires = "watch", value_parser = seconds(SECOND / 10, LONGEST))]
     interval: Duration,
-    /// Print JSON (with --watch, one document a line).
+    /// Print JSON (with --watch, one document per line).
     #[arg(long)]
     json: bool,
 }

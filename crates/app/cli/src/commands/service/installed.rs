@@ -21,10 +21,10 @@ pub struct DisableArgs {
     /// Restart the service now, if it runs.
     #[arg(long)]
     now: bool,
-    /// All services that `pagelift enabled` lists, as before Pagelift is removed.
+    /// All services that `pagelift enabled` lists, for example before Pagelift is removed.
     #[arg(long, conflicts_with = "unit")]
     all: bool,
-    /// With --all, only services that are lifted by this very program, and not by another installed one.
+    /// With --all, only services that use this `pagelift` program, not another installed one.
     #[arg(long, requires = "all")]
     of_this_program: bool,
     /// The service.

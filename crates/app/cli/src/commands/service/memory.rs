@@ -38,9 +38,12 @@ const AT_EACH_START: [&str; 19] = [
 /// Kinds of memory that are lifted while a service runs.
 #[derive(Args, Clone)]
 pub struct MemoryArgs {
-    /// Lift its shared memory while it runs, as it fills, instead of its code and data at each start.
+    /// Lift the service's shared memory while the service runs, as the memory is filled, instead of code and data at
+    /// each start.
     ///
-    /// A second unit does that (`pagelift attach --watch`); the service stays as it is. New shared mappings are aligned: shmem_enabled is set from `never` to `advise` before the service starts, and back when no such service runs.
+    /// A second unit does that (`pagelift attach --watch`); the service is not changed. New shared mappings are
+    /// aligned: shmem_enabled is set from `never` to `advise` before the service starts, and restored when no such
+    /// service runs.
     #[arg(long, conflicts_with_all = AT_EACH_START)]
     shared: bool,
     /// Lift its anonymous memory in this way.
