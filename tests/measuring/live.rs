@@ -251,8 +251,8 @@ fn failures(t: &Context) -> Result<()> {
     let cases: [(&[&str], &[&str], &str); 9] = [
         (&["--toggle"], &[], "--toggle needs a process or a server"),
         (&["--toggle", &own], &words, "not both; fix: --toggle -- SERVER"),
-        (&["--toggle", &own, "--load", ping], &[], "fix: write out where process"),
-        (&["--toggle", &own, "--ready", "true"], &[], "--ready is for a server that is started here"),
+        (&["--toggle", &own, "--load", ping], &[], "fix: write the address on which process"),
+        (&["--toggle", &own, "--ready", "true"], &[], "--ready needs a server that bench starts"),
         (&["--toggle", "--load", "true"], &["sleep", "100"], "fix: {port} in its command"),
         (&["--toggle"], &["/no/such/server", "{port}"], "cannot be started"),
         (&["--toggle"], &["false", "{port}"], "the server false has ended (exit status: 1)"),

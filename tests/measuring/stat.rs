@@ -214,7 +214,7 @@ fn refusals(t: &Context) -> Result<()> {
     ensure!(none.ending == Ending::Exit(125) && none.stderr.contains("`ps -e` lists them"), "{none:?}");
     // kthreadd.
     let kernel = t.run(t.pagelift(&["stat", "--for", "0.1", "-p", "2"])?)?;
-    let said = kernel.stdout.contains("no memory of its own") || kernel.stderr.contains("no process has the number");
+    let said = kernel.stdout.contains("no user memory") || kernel.stderr.contains("no process has the number");
     ensure!(said || kernel.stdout.contains("sudo pagelift stat -p"), "{kernel:?}");
     let nothing = t.run(t.pagelift(&["stat"])?)?;
     ensure!(nothing.ending == Ending::Exit(125) && nothing.stderr.contains("Usage: pagelift stat"), "{nothing:?}");

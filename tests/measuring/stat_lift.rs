@@ -109,7 +109,7 @@ fn lifted_before(t: &Context) -> Result<()> {
     t.run(t.pagelift(&["attach", "--pages=thp", "--lift=text,rodata", &pid])?)?.success()?;
     let before = View::of(session.pid())?.huge_bytes();
     let output = t.run(lifting(t, &session, &["--for", "0.3"])?)?.success()?;
-    ensure!(output.stdout.contains("It is left lifted"), "{}", output.stdout);
+    ensure!(output.stdout.contains("It remains lifted"), "{}", output.stdout);
     let after = View::of(session.pid())?.huge_bytes();
     ensure!(before > 0 && after == before, "{before} bytes before, {after} after");
     session.finish()?.success()?;
@@ -119,7 +119,7 @@ fn lifted_before(t: &Context) -> Result<()> {
 fn kept(t: &Context) -> Result<()> {
     let session = started(t)?;
     let output = t.run(lifting(t, &session, &["--keep", "--for", "0.3"])?)?.success()?;
-    ensure!(output.stdout.contains("It is left lifted"), "{}", output.stdout);
+    ensure!(output.stdout.contains("It remains lifted"), "{}", output.stdout);
     ensure!(View::of(session.pid())?.huge_bytes() > 0, "it is plain");
     session.finish()?.success()?;
     Ok(())
@@ -162,7 +162,7 @@ fn refused(t: &Context) -> Result<()> {
     let session = started(t)?;
     let pid = session.pid().to_string();
     let output = t.run(t.pagelift(&["stat", "--lift=text,data", "-p", &pid])?)?;
-    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("data cannot be put back"), "{output:?}");
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("data cannot be restored"), "{output:?}");
     is_plain(&session)?;
     session.finish()?.success()?;
     Ok(())

@@ -81,7 +81,7 @@ fn same_name(t: &Context) -> Result<()> {
     let all = format!("{}{}", output.stdout, output.stderr);
     ensure!(all.contains(&format!("{}: ", programs.own.display())), "{output:?}");
     ensure!(!all.contains(&*programs.others.to_string_lossy()), "the other user's file was looked at: {output:?}");
-    ensure!(output.stderr.contains("executes a file of another user and is left out"), "{output:?}");
+    ensure!(output.stderr.contains("executes a file of another user and is skipped"), "{output:?}");
     ensure!(!output.stderr.contains(" of 2 files"), "the other user's file counts: {output:?}");
     Ok(())
 }

@@ -46,7 +46,7 @@ impl Standing {
         match (self.more, self.state()) {
             (None, _) => now,
             (Some(_), State::Unliftable) if self.on_request().is_none() => {
-                format!("{now}; none of it fills a huge page that could be lifted")
+                format!("{now}; no part fills a huge page that could be lifted")
             }
             (Some(_), State::Unliftable | State::Lifted) => {
                 format!("{now}; a lift would add nothing{}", self.besides())

@@ -321,10 +321,10 @@ fn in_use(program: &ProgramFacts, is_meant: impl Fn(Part) -> bool) -> Option<&Pa
 /// The effect on memory that was watched.
 fn of_use(what: &'static str, used: &PartVerdict, exceeds: &'static str) -> Estimate {
     let likely = match used.verdict {
-        InUse::Fits => "hardly any gain: the TLB holds all that is in use",
-        InUse::FitsAlone => "little: the TLB holds all that is in use, but other memory competes for it",
-        InUse::SeldomWalked => "hardly any gain: more is in use than the TLB holds, but it is seldom walked to",
-        InUse::Huge => "hardly any gain: most of what is in use lies on huge pages already",
+        InUse::Fits => "hardly any gain: the TLB holds all pages in use",
+        InUse::FitsAlone => "little: the TLB holds all pages in use, but other memory competes for it",
+        InUse::SeldomWalked => "hardly any gain: more pages are in use than the TLB holds, but page walks are rare",
+        InUse::Huge => "hardly any gain: most memory in use is on huge pages already",
         InUse::Exceeds | InUse::Unknown => exceeds,
     };
     let entries = used.entries.unwrap_or_default();
@@ -363,13 +363,13 @@ fn code(facts: &Facts, program: &ProgramFacts) -> Option<Estimate> {
     if bytes == 0 {
         return None;
     }
-    const UP_TO_TEN: &str = "0 to 10 %, by how much of it is in use";
+    const UP_TO_TEN: &str = "0 to 10 %, depending on the part in use";
     if let Some(used) = in_use(program, |part| part == Part::Code) {
         return Some(of_use("code", used, UP_TO_TEN));
     }
     let reach = TlbReach::of(facts, For::Code);
     let (likely, source) = match bytes {
-        bytes if bytes <= reach.least() => ("no gain: all of it fits the TLB", ""),
+        bytes if bytes <= reach.least() => ("no gain: all code fits the TLB", ""),
         bytes if bytes <= reach.most() => {
             ("0 to 2 %", "; seen before: MariaDB, with 9 MiB of code, 0 to 2 % in a virtual machine")
         }
@@ -390,7 +390,7 @@ fn heap(facts: &Facts, program: &ProgramFacts) -> Option<Estimate> {
     let running = program.running.as_ref()?;
     let small = running.anonymous.0.saturating_sub(running.anonymous.1);
     let likely = match facts.works(Feature::CollapseOther) || facts.thp.size.is_some() {
-        true => "nothing where it is read in order, up to a third less time where it is visited at random",
+        true => "no gain for sequential access, up to a third less time for random access",
         false => "needs the pool here (--heap=2M), for this kernel has no transparent huge pages",
     };
     if let Some(used) = in_use(program, |part| matches!(part, Part::Heap | Part::Anonymous)) {

@@ -424,7 +424,7 @@ impl Chooser<'_> {
             );
             return None;
         }
-        reasons.push(format!("SyslogIdentifier={first}: the journal goes on naming its lines so"));
+        reasons.push(format!("SyslogIdentifier={first}: its lines in the journal keep this name"));
         Some(first)
     }
 
@@ -449,8 +449,7 @@ impl Chooser<'_> {
             return None;
         }
         let pages = if store.is_some() && way == Way::Ptrace { Pages::Image } else { Pages::Thp };
-        let why =
-            format!("SystemCallFilter= kills a process for {CACHE_CALL}, by which `auto` looks at the page cache");
+        let why = format!("SystemCallFilter= kills a process for {CACHE_CALL}, by which `auto` reads the page cache");
         reasons.push(format!("--pages {}: {why}", pages.word()));
         Some(pages)
     }

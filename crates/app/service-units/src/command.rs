@@ -122,7 +122,7 @@ impl ExecCommand {
         let (name, rest) = read.ok_or_else(|| ignored(line, "`@` needs a name"))?;
         let alone = name.first() == Some(&b'$') && name.get(1).is_none_or(|next| !b"{$".contains(next));
         if alone && !self.keeps_variables {
-            return Err(not_possible(line, "its argv[0] is a variable, which may stand for several words"));
+            return Err(not_possible(line, "its argv[0] is a variable, which may expand to several words"));
         }
         let raw = arguments[..arguments.len() - rest.len()].trim_end_matches(BLANKS);
         if ends_in_escape(raw) {

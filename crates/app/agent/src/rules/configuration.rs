@@ -256,7 +256,7 @@ impl Reading {
         if let Some(first) = self.names.get(&name) {
             return error(
                 written.name.span(),
-                format!("the rule at {first} has this name already; needed: a name of its own"),
+                format!("the rule at {first} has this name already; needed: a unique name"),
             );
         }
         self.names.insert(name.clone(), place.clone());
@@ -386,7 +386,7 @@ fn conditions(source: &Source<'_>, table: &Spanned<MatchTable>) -> Result<Condit
     };
     if conditions == Conditions::default() {
         let message =
-            "no condition, which every process would meet; needed: at least one; if all are meant: exe = \"*\"";
+            "no condition, so that every process would match; needed: at least one; for all processes: exe = \"*\"";
         return Err(source.error(&table.span(), message));
     }
     match never_met(&conditions) {

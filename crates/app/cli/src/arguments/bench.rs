@@ -169,7 +169,7 @@ pub struct ServerArgs {
 
 /// Reads a process, not a command.
 fn process_or_server(word: &str) -> Result<i32, String> {
-    process_number(word).map_err(|error| format!("{error}; for a server that is started here: --toggle -- SERVER"))
+    process_number(word).map_err(|error| format!("{error}; for a server that bench starts: --toggle -- SERVER"))
 }
 
 fn share(text: &str) -> Result<f64, String> {

@@ -99,7 +99,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     watch.bar.finish_and_clear();
     let line = lift.line()?;
     let report = lift.report()?;
-    let (plain, lifted) = watch.maps.context("the programs ended before their memory could be looked at")??;
+    let (plain, lifted) = watch.maps.context("the programs ended before their memory maps could be read")??;
     write!(out, "{}", screen::maps(&plain, &lifted, &line))?;
     ensure!(watch.least_lifted > 0, "nothing could be lifted, so there is nothing to compare: {line}");
 

@@ -100,7 +100,7 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
         let used = watch.zip(tlb).map(|(watch, tlb)| Used { marks: watch.finish(&tlb), tlb });
         let hint = (!looks).then(|| {
             format!(
-                "Whether the TLB holds what it uses: `pagelift inspect --used {pid}`; by a measured reach: --probe."
+                "To check whether the TLB holds the pages in use: `pagelift inspect --used {pid}`; with a measured reach: --probe."
             )
         });
         let mut inspection = inspect_process(pid, &policy, pools).map_err(|error| match error {

@@ -156,7 +156,7 @@ impl LiftSwitcher {
         let attached = attached.ok_or_else(|| format!("process {} has ended", self.pid))?;
         if attached.is_cut_short {
             let line = attached.report.line();
-            say!("pagelift: note: {line}: the rest could not be lifted, for threads of it do not stop");
+            say!("pagelift: note: {line}; partly lifted: some threads could not be stopped");
         }
         Ok(Switched { attached, is_retried })
     }
@@ -185,7 +185,7 @@ impl LiftSwitcher {
         };
         done.map_or_else(
             |why| {
-                say!("pagelift: process {} is not left as it was found: {why}", self.pid);
+                say!("pagelift: the first state of process {} could not be restored: {why}", self.pid);
                 Left::Unknown
             },
             |()| left,

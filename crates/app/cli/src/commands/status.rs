@@ -65,7 +65,7 @@ pub fn explain(error: ObservationError, command: &str) -> anyhow::Error {
 fn of_process(coverage: &Coverage) -> String {
     let (name, pid) = (&coverage.name, coverage.pid);
     if coverage.total.mapped == 0 {
-        return format!("{name}[{pid}] has no memory of its own: it is a kernel thread, or has ended\n");
+        return format!("{name}[{pid}] has no user memory: it is a kernel thread, or has ended\n");
     }
     let total = &coverage.total;
     let standing = Standing { huge: total.huge_bytes(), resident: total.resident, ..Standing::default() };
@@ -162,10 +162,10 @@ fn of_processes(found: &HugeProcesses) -> String {
     if found.not_permitted > 0 {
         let skipped = counted(found.not_permitted, "process");
         let fix = match nix::unistd::geteuid().is_root() {
-            true => "not even root may look at them here; run `pagelift status` on the host",
+            true => "not even root may read them here; run `pagelift status` on the host",
             false => "they belong to other users; run `sudo pagelift status`",
         };
-        text += &format!("note: {skipped} not looked at: {fix}\n");
+        text += &format!("note: {skipped} not read: {fix}\n");
     }
     text += &unanswered::notes(&found.unanswered);
     for process in &found.unreadable {

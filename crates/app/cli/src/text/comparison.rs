@@ -29,7 +29,7 @@ pub fn text(comparison: &Comparison) -> String {
     of_marks(&mut rows, plain, &lifted.report);
     text += &format!("{}\n\n{walks}", rows.text());
     text += &verdict(plain, &lifted.report);
-    text + "One window of each: what a program does differs from window to window. Whether a lift pays, `pagelift bench` measures.\n"
+    text + "One window of each state: windows differ by the program's activity. To measure whether a lift pays, use `pagelift bench`.\n"
 }
 
 fn heading(plain: &Report, lifted: &Lifted, comparison: &Comparison) -> String {
@@ -46,8 +46,8 @@ fn heading(plain: &Report, lifted: &Lifted, comparison: &Comparison) -> String {
         &lifted.lift.as_ref().map(|line| format!("{}\n", line.trim_start_matches("pagelift: "))).unwrap_or_default();
     text + match comparison.left {
         Some(Left::Plain) => "It is plain again.\n",
-        Some(Left::Lifted) => "It is left lifted; `pagelift detach` puts it back.\n",
-        Some(Left::Unknown) => "It could not be put back, or has ended.\n",
+        Some(Left::Lifted) => "It remains lifted; `pagelift detach` restores it.\n",
+        Some(Left::Unknown) => "It could not be restored, or has ended.\n",
         None => "",
     }
 }

@@ -70,7 +70,7 @@ fn saved(what: &str, after: &Variant, before: &Variant) -> String {
             .map_or_else(|| "none to save".to_owned(), |share| format!("{:.1} %", share * 100.0))
     };
     format!(
-        "{what} saves {} of all page walks: {} of those for code, {} of those for data.\n",
+        "{what} saves {} of all page walks: {} of the walks for code, {} of the walks for data.\n",
         share(both(after), both(before)),
         share(after.code, before.code),
         share(after.data, before.data)

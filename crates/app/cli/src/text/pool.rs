@@ -124,7 +124,7 @@ fn memory(view: &PoolsView) -> String {
     for free in &memory.free {
         let at_once: Vec<_> = free.at_once.iter().map(|(size, pages)| format!("{pages} x {size}")).collect();
         let at_once =
-            if at_once.is_empty() { String::new() } else { format!(", {} of it in one piece", at_once.join(", ")) };
+            if at_once.is_empty() { String::new() } else { format!(", including {} in one piece", at_once.join(", ")) };
         text += &format!("  node {}: {} free{at_once}\n", free.node, format_bytes(free.bytes));
     }
     if let Some(cma) = &view.cma {
@@ -185,7 +185,7 @@ pub fn plan(plan: &ShownPlan<'_>) -> String {
     let name = printable(&plan.needed.name);
     let mut text = String::new();
     if plan.needs.is_empty() {
-        text += &format!("{name} takes no pages of a pool: it holds no whole huge page of what would be lifted\n");
+        text += &format!("{name} takes no pool pages: the memory to lift contains no whole huge page\n");
     } else {
         text += &format!("{name}: pages of the pools\n\n{}\n", needs_table(plan.needs));
         text += &commands(plan);
@@ -290,7 +290,7 @@ pub fn outcome(outcome: &Outcome) -> String {
         let wanted = counted(outcome.wanted, "missing page");
         format!("{size}{place}: got {} of {wanted}; the pool is as before", outcome.added)
     } else if outcome.undone {
-        format!("{size}{place}: put back, since another request was not met")
+        format!("{size}{place}: undone, since another request was not met")
     } else if outcome.wanted == 0 && outcome.held > 0 {
         format!("{size}{place}: added before: {}", counted(outcome.request.pages, "page"))
     } else if outcome.wanted == 0 {
@@ -332,7 +332,7 @@ pub fn released(released: &Released) -> String {
     let mut text = format!("{size}{place}: released {}; {left} left in the pool", counted(*pages, "page"));
     if *kept > 0 {
         text += &format!(
-            "; {kept} of those asked for stay: in use, promised, or not there (`pagelift pool show` says who uses them)"
+            "; {kept} of the requested pages remain: in use, reserved, or missing (`pagelift pool show` lists the users)"
         );
     }
     text

@@ -153,13 +153,13 @@ fn nobody(summary: &Summary) -> String {
         (Evidence::TlbTracepoint | Evidence::SystemCalls, Some(pid)) => format!("Process {pid} sent and received none"),
         (Evidence::TlbTracepoint | Evidence::SystemCalls, None) => "No process sent or received any".to_owned(),
         (Evidence::Interrupts, Some(pid)) => {
-            return format!("Not shown: process {pid} by itself; these are those of all processes together.");
+            return format!("Not available for process {pid} alone; the counts are for all processes together.");
         }
         _ => return String::new(),
     };
     let is_all =
         summary.evidence == Evidence::SystemCalls || !summary.unseen.iter().any(|unseen| unseen.hides_senders());
-    let rest = if is_all { "." } else { " that can be seen: this machine does not show all of them, see the notes." };
+    let rest = if is_all { "." } else { " that is visible: this machine does not report all, see the notes." };
     who + rest
 }
 
@@ -286,11 +286,11 @@ fn diagnosed(
         }
     }
     if process.stacks == 0 {
-        text += "  no stack of it was sampled, so that its cause is not known; fix: watch for longer (--for 30s)";
-        text += if summary.watched.is_none() { ", and it alone (-p PID)\n" } else { "\n" };
+        text += "  no stack was sampled, so the cause is unknown; fix: watch for longer (--for 30s)";
+        text += if summary.watched.is_none() { ", and only this process (-p PID)\n" } else { "\n" };
     } else if process.effective_stacks < FEWEST_STACKS {
         let stacks = process.effective_stacks.round();
-        let _ = writeln!(text, "  from {stacks} stacks, too few to tell; fix: watch for longer (--for 30s)");
+        let _ = writeln!(text, "  from {stacks} stacks, too few for a cause; fix: watch for longer (--for 30s)");
     }
     for (share, path) in paths(process).iter().filter(|(share, _)| *share >= SMALLEST_PATH).take(MOST_PATHS) {
         let _ = writeln!(text, "  path {:.0} %, {path}", 100.0 * share);

@@ -16,7 +16,7 @@ pub fn kinds(kinds: &[Kind]) -> String {
 pub fn plan(program: &str, plan: &Plan, postponed: Option<&Postponed>) -> String {
     let (planned, considered) = (format_bytes(plan.planned()), format_bytes(plan.considered));
     let later = postponed.map_or_else(String::new, |postponed| format!(", {}", later(postponed)));
-    format!("{}: {planned} of {considered} would lie on huge pages{later}\n{}", printable(program), ranges(plan))
+    format!("{}: {planned} of {considered} would be on huge pages{later}\n{}", printable(program), ranges(plan))
 }
 
 /// The memory that a start lifts later, in words.
@@ -154,7 +154,7 @@ pub fn far_pages(far: &[FarPages]) -> String {
 fn summary(report: &LiftReport) -> String {
     let edges: u64 = report.lift.edges.iter().map(|edge| AddressRange::len(edge.range)).sum();
     let mut text = format!(
-        "edges {}; made resident {}; stood still {:.1} ms with {} other threads\n",
+        "edges {}; made resident {}; stopped for {:.1} ms with {} other threads\n",
         format_bytes(edges),
         format_bytes(report.lift.made_resident_bytes),
         report.stopped_microseconds as f64 / 1000.0,
@@ -179,7 +179,7 @@ fn summary(report: &LiftReport) -> String {
             let what = if *congruent {
                 "base moved to agree with the file: its huge folios"
             } else if before == after {
-                "base moved to that of an image: huge pages"
+                "base moved to an image's base: huge pages"
             } else {
                 "base moved: huge pages"
             };

@@ -29,7 +29,7 @@ const FEATURES: [Row; 8] = [
         name: "mremap of pool pages",
         severity: Severity::Note,
         needed: "Linux 5.16",
-        lost: "memory is lifted onto the pool only while the whole program stands still, by moving it aside",
+        lost: "memory is lifted onto the pool only while all threads are stopped, by moving it aside",
     },
     Row {
         feature: Feature::PoolFile,
@@ -43,7 +43,7 @@ const FEATURES: [Row; 8] = [
         name: "MADV_COLLAPSE",
         severity: Severity::Advice,
         needed: "Linux 6.1",
-        lost: "memory that is in use gets huge pages only when khugepaged comes by",
+        lost: "memory in use gets huge pages only by khugepaged, later",
     },
     Row {
         feature: Feature::CollapseOther,
@@ -57,7 +57,7 @@ const FEATURES: [Row; 8] = [
         name: "PAGEMAP_SCAN",
         severity: Severity::Note,
         needed: "Linux 6.7",
-        lost: "coverage is read from smaps, which counts whole mappings, and how a file lies in the page cache is not seen",
+        lost: "coverage is read from smaps, which counts whole mappings, and the layout of a file in the page cache is unknown",
     },
     Row {
         feature: Feature::AuxiliaryVector,

@@ -60,7 +60,7 @@ pub fn min_free(facts: &Facts) -> Vec<Outcome> {
         "little memory is kept free",
         format!("vm.min_free_kbytes = {found_kib}"),
         format!("{wanted}, which the kernel itself sets for transparent huge pages"),
-        "movable and unmovable memory mix in the same blocks, and compaction cannot make huge pages of them",
+        "movable and unmovable memory mix in the same blocks, and compaction cannot make huge pages there",
         Some(Fix::sysctl("vm.min_free_kbytes", wanted)),
     )
 }
@@ -69,14 +69,14 @@ pub fn min_free(facts: &Facts) -> Vec<Outcome> {
 pub fn swap(facts: &Facts) -> Vec<Outcome> {
     let Some(running) = facts.running() else { return Vec::new() };
     if running.swapped == 0 {
-        return fine("nothing of it is swapped out");
+        return fine("no part of it is swapped out");
     }
     found(
         Severity::Advice,
         "a part of the program is swapped out",
         format!("{} (VmSwap)", format_bytes(running.swapped)),
         "none",
-        "swapping splits huge pages, and what comes back is small",
+        "swapping splits huge pages, and base pages are swapped in",
         Some(Fix::sysctl("vm.swappiness", 1)),
     )
 }
@@ -90,7 +90,7 @@ pub fn ksm(facts: &Facts) -> Vec<Outcome> {
         (_, 1..) => found(
             Severity::Advice,
             "KSM splits the program's huge pages",
-            format!("{} of it merged", format_bytes(merged)),
+            format!("{} merged", format_bytes(merged)),
             "none",
             "pages are merged one by one, for which huge pages are split, and each merge is a TLB shootdown",
             Some(off),

@@ -97,7 +97,7 @@ pub fn seccomp(facts: &Facts) -> Vec<Outcome> {
         "the process has a seccomp filter",
         format!("Seccomp: {mode} in /proc/{}/status", running.pid),
         "a filter that permits mmap, mremap and mprotect",
-        "`pagelift attach` makes its calls under this filter, and refuses before it changes anything where it forbids one",
+        "`pagelift attach` makes its calls under this filter; if the filter forbids one, it refuses before any change",
         fix,
     )
 }

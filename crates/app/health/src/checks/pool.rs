@@ -22,7 +22,7 @@ pub fn cgroup(facts: &Facts) -> Vec<Outcome> {
     let outcomes: Vec<Outcome> = limited.filter(|cgroup| !is_guarded(facts, cgroup)).flat_map(unguarded).collect();
     match (outcomes.is_empty(), facts.cgroups.is_empty()) {
         (true, true) => fine("no cgroup limits pool pages"),
-        (true, false) => fine("cgroup limits of pool pages are told at mmap"),
+        (true, false) => fine("cgroup limits of pool pages are checked at mmap"),
         _ => outcomes,
     }
 }
@@ -97,8 +97,10 @@ fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&N
         format!("free pages on node {node}"),
         "a mapping succeeds by the sum of all nodes, and the program is killed by SIGBUS when it touches the page",
         Some(
-            Fix::root(format!("pagelift pool reserve {size}:{free}@{node}"))
-                .with_note(format!("and back from where they are free now: pagelift pool release {}", back.join(" "))),
+            Fix::root(format!("pagelift pool reserve {size}:{free}@{node}")).with_note(format!(
+                "and release them where they are free now: pagelift pool release {}",
+                back.join(" ")
+            )),
         ),
     )
 }

@@ -46,10 +46,10 @@ pub fn far_pages(facts: &Facts) -> Vec<Outcome> {
     let outcomes = running.far_pages.iter().flat_map(|far| {
         found(
             Severity::Advice,
-            "huge pages of a file lie on another NUMA node",
+            "huge pages of a file are on another NUMA node",
             far.place(),
             format!("all on node {}, where the process runs", far.home),
-            "what the caches do not hold is read from the other node's memory, code, too",
+            "cache misses, also for code, read the other node's memory",
             Some(Fix::root(far.command()).with_note("and then start the program again")),
         )
     });
@@ -103,7 +103,7 @@ pub fn elf_thp(facts: &Facts) -> Vec<Outcome> {
         Severity::Note,
         "glibc can align and advise the program's code by itself",
         format!("glibc 2.{minor}, without glibc.elf.thp=1 in GLIBC_TUNABLES"),
-        "glibc.elf.thp=1, where the file lies in huge folios",
+        "glibc.elf.thp=1, if the file is in huge folios",
         "shared objects get huge pages from the page cache at every plain start, without any tool",
         Some(Fix::user(command)),
     )

@@ -51,7 +51,7 @@ pub fn heap(facts: &Facts) -> Vec<Outcome> {
         format!("the heap of {} is on base pages", program.name),
         format!("{} of {} private anonymous memory", format_bytes(small), format_bytes(resident)),
         "most of it on huge pages, if it is visited at random",
-        "each base page takes a TLB entry of its own",
+        "each base page takes a separate TLB entry",
         Some(fix),
     )
 }

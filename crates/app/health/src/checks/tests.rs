@@ -318,7 +318,7 @@ fn memory() {
         f.memory.damon = Some(vec![scheme(true), scheme(false)])
     });
     finds("ksm", Note, ["run = 1", "echo 2 > /sys/kernel/mm/ksm/run"], |f| f.memory.ksm = Some(1));
-    finds("ksm", Advice, ["1.0 MiB of it merged", "echo 2"], |f| running_of(f).merged = MIB);
+    finds("ksm", Advice, ["1.0 MiB merged", "echo 2"], |f| running_of(f).merged = MIB);
     finds("numa-balancing", Note, ["on 2 nodes", "kernel.numa_balancing=0"], |f| {
         (f.memory.numa_balancing, f.memory.online) = (Some(1), vec![0, 1]);
     });

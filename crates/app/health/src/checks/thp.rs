@@ -78,14 +78,14 @@ pub fn switched_off(facts: &Facts) -> Vec<Outcome> {
             format!("transparent huge pages are switched off for {who}, by an ancestor"),
             format!("THP_enabled: 0, inherited from {name}[{pid}] (prctl PR_SET_THP_DISABLE)"),
             "THP_enabled: 1",
-            "no memory of it gets a transparent huge page, whatever the system's mode, and nothing reports that",
+            "its memory gets no transparent huge pages, whatever the system's mode, and no error reports that",
             Some(switch_on(facts)),
         ),
         Some(SwitchedOff { inherited_from: None, .. }) => found(
             Severity::Note,
             format!("{who} has transparent huge pages switched off for itself"),
             "THP_enabled: 0, and 1 in its parent (prctl PR_SET_THP_DISABLE)",
-            "nothing, if its author meant it: MariaDB and redis do this",
+            "nothing, if its author intended it: MariaDB and redis do this",
             "Pagelift suspends it while it lifts; memory that the program touches later stays on base pages",
             facts.permission.unit.as_ref().map(|unit| {
                 Fix::user(format!("systemctl show -p MemoryTHP -- {}", quoted(unit))).with_note(
@@ -139,7 +139,7 @@ pub fn bloat(facts: &Facts) -> Vec<Outcome> {
         "khugepaged makes sparse memory grow",
         format!("max_ptes_none is {most} of {entries}, and the mode is always"),
         format!("{} or less", entries / FEW_EMPTY),
-        format!("it makes {size} resident where a program has touched one page of {}", facts.base_page),
+        format!("it makes {size} resident if a program has touched one page of {}", facts.base_page),
         Some(Fix::write(entries / FEW_EMPTY, format!("{THP}/khugepaged/max_ptes_none"))),
     )
 }

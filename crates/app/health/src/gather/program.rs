@@ -56,7 +56,7 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
         Err(error) => return Err(error.into()),
     };
     if memory.usages.is_empty() {
-        let why = format!("{}[{pid}] has no memory of its own: it is a kernel thread, or has ended", facts.name);
+        let why = format!("{}[{pid}] has no user memory: it is a kernel thread, or has ended", facts.name);
         return Err(SessionError::Refused(why));
     }
     let (far_pages, in_place) = (far_pages_of(&memory), InPlaceAmounts::of(&memory));

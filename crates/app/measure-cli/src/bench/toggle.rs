@@ -88,7 +88,7 @@ fn switched(args: &BenchArgs) -> anyhow::Result<Switched> {
 /// The part that can be restored while the program runs: writable memory is collapsed in place, and stays so.
 pub(super) fn reversible(policy: Policy) -> anyhow::Result<Policy> {
     const WRITABLE: [Kind; 3] = [Kind::Data, Kind::Bss, Kind::Heap];
-    ensure!(!policy.seal, "sealed memory cannot be put back; fix: leave out --seal");
+    ensure!(!policy.seal, "sealed memory cannot be restored; fix: leave out --seal");
     if policy.kinds == Kinds::USUAL {
         return Ok(Policy { kinds: Kinds::of(&[Kind::Text, Kind::Rodata]), ..policy });
     }
@@ -109,18 +109,18 @@ fn of_running(args: &BenchArgs, pid: i32, load: Option<&LoadSource>, interrupted
     ensure!(args.command.is_empty(), "--toggle takes a process or a command, not both; fix: --toggle -- SERVER");
     ensure!(
         Path::new(&format!("/proc/{pid}")).exists(),
-        "process {pid} is not there; `pagelift status` lists lifted ones, `ps -e` all"
+        "process {pid} does not exist; `pagelift status` lists lifted processes, `ps -e` all"
     );
     let of_start =
         [("--prepare", &args.servers.prepare), ("--ready", &args.servers.ready), ("--fill", &args.servers.fill)];
     if let Some((name, _)) = of_start.into_iter().find(|(_, command)| command.is_some()) {
-        bail!("{name} is for a server that is started here; fix: leave it out, or --toggle -- SERVER");
+        bail!("{name} needs a server that bench starts; fix: leave it out, or --toggle -- SERVER");
     }
     let Some(source) = load else { return Ok(Live::default()) };
     let shown = source.shown();
     ensure!(
         !shown.contains("{port}") && !shown.contains("{dir}"),
-        "{shown}: {{port}} and {{dir}} are those of a server that is started here; fix: write out where process {pid} listens"
+        "{shown}: {{port}} and {{dir}} need a server that bench starts; fix: write the address on which process {pid} listens"
     );
     Ok(Live::of_running(&LiveLoad { source, clients: args.servers.clients }, limits(args, interrupted))?)
 }

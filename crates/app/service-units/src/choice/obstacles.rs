@@ -53,8 +53,7 @@ impl Chooser<'_> {
         }
         if here.selinux {
             found.push(
-                "SELinux would run the program in another domain, which is that of the first program executed"
-                    .to_owned(),
+                "SELinux would run the program in another domain, the domain of the first executed program".to_owned(),
             );
         }
         if !unit.value("AppArmorProfile").is_empty() {

@@ -32,7 +32,7 @@ pub enum WorkingSetError {
         source: io::Error,
     },
     /// It has no memory.
-    #[error("process {pid} has no memory of its own: it is a kernel thread, or has ended")]
+    #[error("process {pid} has no user memory: it is a kernel thread, or has ended")]
     NoMemory {
         /// The process.
         pid: i32,

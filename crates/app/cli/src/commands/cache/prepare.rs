@@ -187,7 +187,7 @@ pub fn files_of_package(name: &str) -> anyhow::Result<Vec<PathBuf>> {
         }
     }
     match asked.is_empty() {
-        true => bail!("found neither dpkg-query nor rpm, needed one of them; fix: name the files themselves"),
+        true => bail!("found neither dpkg-query nor rpm, needed one; fix: give the paths of the files"),
         false => bail!("found no installed package {name}: {}", printable(&asked.join("; "))),
     }
 }

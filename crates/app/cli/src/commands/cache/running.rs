@@ -41,9 +41,9 @@ pub fn executed_by(name: &str, huge: PageSize) -> anyhow::Result<Executed> {
         .map(|pid| {
             let why = match std::fs::read_link(format!("/proc/{pid}/exe")) {
                 Ok(_) => "executes a file of another user",
-                Err(_) => "may not be looked at",
+                Err(_) => "cannot be read",
             };
-            format!("process {pid} of the name {name} {why} and is left out")
+            format!("process {pid} ({name}) {why} and is skipped")
         })
         .collect();
     let mut mapped = MappedFiles::read()?;

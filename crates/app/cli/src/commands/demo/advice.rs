@@ -42,23 +42,20 @@ pub(super) fn advice(report: &LiftSummary, pools: &[PoolFacts], root: bool) -> S
     let missing: Vec<_> = read_only().filter(|range| !lasts(range)).collect();
     let Some(first) = missing.first() else {
         return match read_only().next() {
-            Some(_) => "\nThe code stands on pages that stay: there is nothing that root could add.\n".to_owned(),
+            Some(_) => "\nThe code is on persistent huge pages: root has nothing to add.\n".to_owned(),
             None => String::new(),
         };
     };
     let bytes: u64 = missing.iter().map(|range| range.bytes()).sum();
     let Some(pool) = pools.iter().find(|pool| pool.page_bytes == first.page_size) else {
-        return format!(
-            "\nThis kernel has no pool of such pages; {} of code could stand on one.\n",
-            format_bytes(bytes)
-        );
+        return format!("\nThis kernel has no pool of such pages; {} of code could use one.\n", format_bytes(bytes));
     };
     let needed = bytes.div_ceil(pool.page_bytes.max(1));
     let Ok(size) = PageSize::new(pool.page_bytes) else { return String::new() };
     let found = found(&missing);
     let mut text = format!(
-        "\nWhat root and a pool would add: {} of code stand {found}.\n\
-         Pages of the pool stay. Needed: {needed} of {size}; found free: {}.\n",
+        "\nRoot and a pool could improve this: {} of code are {found}.\n\
+         Pool pages are not taken back. Needed: {needed} of {size}; found free: {}.\n",
         format_bytes(bytes),
         pool.free
     );
@@ -116,14 +113,14 @@ mod tests {
         assert!(said("\"thp\"").contains("transparent huge\npages"));
         assert!(said("\"file\"").contains("page cache") && !said("\"file\"").contains("transparent"));
         assert!(said("null").contains("ordinary"));
-        assert!(said("\"image\"").contains("nothing that root could add"));
+        assert!(said("\"image\"").contains("root has nothing to add"));
     }
 
     #[test]
     fn nothing_is_asked_for_that_is_there() {
         let text = advice(&report("\"thp\""), &pool(10, 10), true);
         assert!(!text.contains("reserve") && text.contains("--pages hugetlb"), "{text}");
-        assert!(advice(&report("\"hugetlb\""), &pool(0, 0), true).contains("nothing that root could add"));
+        assert!(advice(&report("\"hugetlb\""), &pool(0, 0), true).contains("root has nothing to add"));
         assert!(advice(&report("\"thp\""), &[], true).contains("no pool"));
     }
 }

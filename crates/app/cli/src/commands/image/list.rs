@@ -209,9 +209,9 @@ fn nodes_of(image: &Row) -> String {
     let lies_on: Vec<_> = image.nodes.keys().map(ToString::to_string).collect();
     let lies_on = lies_on.join(", ");
     match image.node {
-        Some(node) if image.nodes.keys().any(|other| *other != node) => format!("for {node}, lies on {lies_on}"),
+        Some(node) if image.nodes.keys().any(|other| *other != node) => format!("for {node}, found on {lies_on}"),
         Some(node) => node.to_string(),
-        None => format!("all, lies on {lies_on}"),
+        None => format!("all, found on {lies_on}"),
     }
 }
 

@@ -59,7 +59,7 @@ pub fn run(lending: Lending<'_>) -> anyhow::Result<u8> {
     let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).context("handling signals")?;
     let loan = match requests.as_slice() {
         [] => {
-            say!("pagelift: {} takes no pages of a pool", needed.name);
+            say!("pagelift: {} takes no pool pages", needed.name);
             None
         }
         requests => match Loan::take(&lending.words, requests)? {

@@ -92,7 +92,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if args.uninstall {
         let removed = installation.uninstall()?;
         if removed.is_empty() {
-            bail!("nothing of the name {} is installed below {}", args.name, args.root.display());
+            bail!("found no installed files named {} under {}", args.name, args.root.display());
         }
         removed.iter().try_for_each(|path| writeln!(out, "removed {}", path.display()))?;
         reload_systemd(args, &removed);

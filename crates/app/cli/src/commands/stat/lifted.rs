@@ -23,9 +23,7 @@ fn policy(args: &StatArgs, kinds: &[Kind]) -> Policy {
 pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<AtomicBool>) -> anyhow::Result<Comparison> {
     let writable = |kind: &&Kind| !matches!(kind, Kind::Text | Kind::Rodata);
     if let Some(kind) = kinds.iter().find(writable).filter(|_| !args.keep) {
-        bail!(
-            "{kind} cannot be put back once it is lifted; fix: --lift=text,rodata, or --keep, which leaves it lifted"
-        );
+        bail!("{kind} cannot be restored after a lift; fix: --lift=text,rodata, or --keep, which leaves it lifted");
     }
     let policy = policy(args, kinds);
     let options = words(&policy);

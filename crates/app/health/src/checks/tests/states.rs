@@ -38,7 +38,7 @@ fn doctor_status_and_inspect_agree_on_each_state() {
         assert!(inspect.in_words().starts_with(&status.in_words()), "status and inspect: {state:?}");
         assert!(verdict.summary.contains(&inspect.in_words()), "doctor and inspect: {verdict:?}");
         assert_eq!((verdict.run.as_deref(), verdict.measure.as_deref()), (run, measure), "{state:?}");
-        let nothing_fills = verdict.summary.contains("none of it fills a huge page");
+        let nothing_fills = verdict.summary.contains("no part fills a huge page");
         assert_eq!(nothing_fills, state == State::Unliftable, "{verdict:?}");
     }
 }
@@ -50,7 +50,7 @@ fn numbers_of_each_state_in_words() {
     assert_eq!(words(0, None), "0 B of 100.0 MiB resident on huge pages");
     assert_eq!(words(36, Some(0)), "36.0 MiB of 100.0 MiB resident on huge pages; a lift would add nothing");
     assert_eq!(words(36, Some(4 * MIB)), "36.0 MiB of 100.0 MiB resident on huge pages; a lift would add 4.0 MiB");
-    assert!(words(0, Some(0)).ends_with("; none of it fills a huge page that could be lifted"));
+    assert!(words(0, Some(0)).ends_with("; no part fills a huge page that could be lifted"));
     let in_place = InPlaceAmounts { anonymous: 40 * MIB, jit: 4 * MIB, ..InPlaceAmounts::default() };
     let besides = |huge, more| Standing { in_place, ..standing(huge, Some(more)) }.in_words();
     let options = ", `--lift anon` up to 40.0 MiB, `--lift jit` up to 4.0 MiB";
