@@ -13,7 +13,7 @@ use test_support::{
 
 /// Blocks of the file.
 const BLOCKS: u64 = 6;
-const SMALL: &str = "its file does not lie in huge folios of the page cache";
+const SMALL: &str = "its file is not in huge folios of the page cache";
 /// Number of times that a file is prepared which reclaim drops before it is held.
 const MOST_TIMES: usize = 5;
 

@@ -111,7 +111,7 @@ fn not_prepared(t: &Context) -> Result<()> {
     let path = own_copy(t, "fixed_address_executable")?;
     make_small(&path)?;
     let session = start(t, &["--pages", "file", "--prepare", "never", "--lift", "text,rodata"], &path)?;
-    session.wait_for_stderr("nothing lifted: its file does not lie in huge folios of the page cache")?;
+    session.wait_for_stderr("nothing lifted: its file is not in huge folios of the page cache")?;
     session.wait_for_stderr("pagelift cache prepare")?;
     end(session)?;
     // --require makes an error of it, before the program has run.

@@ -12,7 +12,7 @@ use test_support::{
 const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];
 /// Shared allocators, each with C++'s operators of its own.
 const LIBRARIES: [&str; 3] = ["libtcmalloc_minimal.so.4", "libjemalloc.so.2", "libmimalloc.so.2"];
-const OPERATORS: &str = "C++'s operators new and delete of its own";
+const OPERATORS: &str = "its own C++ operators new and delete";
 
 fn main() -> ExitCode {
     let mut tests = shared();

@@ -130,8 +130,8 @@ fn strangers() -> Vec<Test> {
     };
     vec![
         stranger("of_another_release", "1 0 0 0 0 0 0 0 0 0 0", "not_read", "of another release (version 1, this"),
-        stranger("without_records", "4", "small_not_known", "records lie outside"),
-        stranger("with_other_records", "4 0 0 0 0 0 0 0 0 0 0 self", "small_not_known", "do not fit together"),
+        stranger("without_records", "4", "small_not_known", "records are outside"),
+        stranger("with_other_records", "4 0 0 0 0 0 0 0 0 0 0 self", "small_not_known", "inconsistent"),
     ]
 }
 

@@ -368,7 +368,7 @@ fn users_files(t: &Context) -> Result<()> {
     mount(Some(t.folder()), &place, none, MsFlags::MS_BIND, none)?;
     let mounted = Mounted(place.clone());
     mount(none, &place, none, MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID, none)?;
-    says_why(t, &store, &place.join("program"), "since it lies on a mount with `nosuid`")?;
+    says_why(t, &store, &place.join("program"), "since it is on a mount with `nosuid`")?;
     drop(mounted);
     // A program that was just built, or copied, may be built again.
     says_why(t, &store, &file, "found that it was written less than a day ago")?;

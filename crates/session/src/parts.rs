@@ -37,7 +37,7 @@ fn in_folders(name: &str, folders: &[&str]) -> Result<PathBuf, SessionError> {
     let found = places.filter(|place| place.is_file()).find_map(|place| place.canonicalize().ok());
     found.ok_or_else(|| {
         SessionError::Refused(format!(
-            "no {name}: it is neither in {} nor in {} of it; fix: `make install`, or in a source tree `cargo build --release`",
+            "found no {name} in {} or its {}; fix: `make install`, or in a source tree `cargo build --release`",
             beside.display(),
             folders[folders.len() - 1]
         ))

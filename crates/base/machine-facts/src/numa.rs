@@ -117,10 +117,7 @@ pub fn placed_mappings(files: &impl Files, process: &str, space: &AddressSpace) 
     let Some(usual) = own_policy(&maps) else { return Vec::new() };
     let placed = lines(&maps).filter(|line| line.policy != usual).filter_map(|line| {
         let range = space.find(line.start)?.range;
-        Some(SpecialMapping {
-            range,
-            property: format!("placed by a memory policy of its own (mbind: {})", line.policy),
-        })
+        Some(SpecialMapping { range, property: format!("placed by its own memory policy (mbind: {})", line.policy) })
     });
     placed.collect()
 }
@@ -268,7 +265,7 @@ mod tests {
     fn a_mapping_with_a_policy_of_its_own_is_special() {
         let placed = placed_mappings(&files(), "/proc/7", &space());
         let found: Vec<_> = placed.iter().map(|m| (m.range.start().0, m.property.as_str())).collect();
-        let property = "placed by a memory policy of its own (mbind: weighted interleave:0-1)";
+        let property = "placed by its own memory policy (mbind: weighted interleave:0-1)";
         assert_eq!(found, [(0x7f00_0000_0000, property)]);
     }
 

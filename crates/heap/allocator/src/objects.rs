@@ -40,7 +40,7 @@ pub unsafe fn obstacle() -> Option<&'static str> {
     // SAFETY:
     // - the caller's promise.
     (is_past_malloc && unsafe { is_new_used() }).then_some(
-        "its allocator has C++'s operators new and delete of its own, which the program uses and this heap does not replace",
+        "its allocator defines its own C++ operators new and delete, which the program uses and this heap does not replace",
     )
 }
 

@@ -127,10 +127,10 @@ impl Allocator {
         match (&self.family, &self.place) {
             (Family::Jvm | Family::Go, _) => Some("its heap is not malloc's"),
             (Family::Checker { .. }, _) => {
-                Some("it checks its memory by an allocator of its own, beside which nothing may be preloaded")
+                Some("it checks its memory by its own allocator, and no other allocator can be preloaded")
             }
             _ if self.runtime == Some(Runtime::FreeThreadedPython) => {
-                Some("free-threaded Python has its objects in an allocator of its own, whatever malloc is")
+                Some("free-threaded Python allocates its objects by its own allocator, whatever malloc is")
             }
             (Family::Musl, _) => Some("the preloaded heap is made for the GNU C library, and this program has musl"),
             (_, Place::LinkedIn) => Some("its allocator is linked in, so that a preloaded one is not used"),
@@ -138,10 +138,10 @@ impl Allocator {
             (Family::Unknown, Place::Library { path }) if self.preloaded && !passes_on(path, program) => Some(ITS_OWN),
             (Family::Jemalloc { .. } | Family::Tcmalloc | Family::Mimalloc, _) if self.preloaded => Some(ITS_OWN),
             (Family::Unknown, Place::Library { path }) if is_debugger(path) => {
-                Some("it is there to find errors in the use of memory, which a preloaded malloc would hide")
+                Some("it finds memory errors, which a preloaded malloc would hide")
             }
             (_, Place::Library { path }) if gives_new(path, program) => Some(
-                "its allocator has C++'s operators new and delete of its own, which the program uses and a preloaded malloc \
+                "its allocator defines its own C++ operators new and delete, which the program uses and a preloaded malloc \
                  does not replace",
             ),
             _ => None,
@@ -300,8 +300,8 @@ fn c_library(program: &Program) -> Found {
         return (Family::Musl, Place::LinkedIn, "a static program with musl".to_owned());
     }
     let evidence = match &exe.interpreter {
-        Some(_) => "no library of it that was found defines malloc",
-        None => "a static program without symbols that tell",
+        Some(_) => "no library found for the program defines malloc",
+        None => "a static program without allocator symbols",
     };
     (Family::Unknown, Place::LinkedIn, evidence.to_owned())
 }
@@ -345,7 +345,7 @@ impl fmt::Display for Allocator {
             Family::Go => write!(f, "Go's runtime")?,
             Family::Jvm => write!(f, "a Java virtual machine")?,
             Family::Checker { tool } => f.write_str(tool)?,
-            Family::Unknown => write!(f, "an allocator that is not known")?,
+            Family::Unknown => write!(f, "an unknown allocator")?,
         }
         match self.runtime {
             Some(Runtime::Python) => write!(f, " below Python's")?,
@@ -386,7 +386,7 @@ mod tests {
         };
         let plain = object("/bin/c", &[], &["malloc"]);
         let user = object("/bin/c++", &[], &["malloc", OPERATOR_NEW]);
-        assert!(of(&user, &[&tcmalloc, &cpp]).is_some_and(|why| why.contains("operators new and delete of its own")));
+        assert!(of(&user, &[&tcmalloc, &cpp]).is_some_and(|why| why.contains("its own C++ operators new and delete")));
         let using = object("/lib/libx.so", &[], &[OPERATOR_NEW]);
         assert!(of(&plain, &[&tcmalloc, &using, &cpp]).is_some());
         // In C nobody calls them; the C++ library's come first in the order of symbols; so do the program's own.
@@ -461,7 +461,7 @@ mod tests {
         let of = |path: &str| {
             let program = program(object("/bin/x", &[], &["malloc"]), &[&object(path, &["malloc"], &[])]);
             let why = Allocator::of(&program).not_replaceable(&program);
-            why.is_some_and(|why| why.contains("find errors"))
+            why.is_some_and(|why| why.contains("finds memory errors"))
         };
         assert_eq!(
             ["libefence.so.0", "libdmallocth.so.5", "libmine.so"].map(|name| of(&format!("/lib/{name}"))),

@@ -76,9 +76,9 @@ pub struct HeapChoice {
 pub fn choose(allocator: &Allocator, context: &Context) -> HeapChoice {
     let mut choice = HeapChoice::default();
     if let Family::Checker { tool } = &allocator.family {
-        choice
-            .refusals
-            .push(format!("{tool} checks its memory by an allocator of its own, which stays; fix: a build without it"));
+        choice.refusals.push(format!(
+            "{tool} checks its memory by its own allocator, which cannot be replaced; fix: a build without it"
+        ));
         return choice;
     }
     match context.forced {
@@ -142,7 +142,7 @@ fn from_pool(allocator: &Allocator, context: &Context, size: PageSize, choice: &
         return java(context, Some(size), choice);
     }
     if !preload(allocator, context, choice) {
-        choice.refusals.push(format!("its heap cannot stand on {size} pages of the pool"));
+        choice.refusals.push(format!("its heap cannot use {size} pool pages"));
         best(allocator, context, choice);
     }
 }
@@ -225,7 +225,7 @@ fn glibc(minor: Option<u32>, allocator: &Allocator, context: &Context, choice: &
     }
     if minor.is_none() {
         // An older one ignores settings that it does not know.
-        collapse(choice, "it cannot be told whether this glibc has the setting");
+        collapse(choice, "it is unknown whether this glibc has the setting");
     }
     if context.thp == ThpMode::Always && minor.is_some_and(|minor| minor < 43) {
         choice.reasons.push("transparent huge pages are given to all memory here (mode always)".to_owned());
@@ -234,7 +234,7 @@ fn glibc(minor: Option<u32>, allocator: &Allocator, context: &Context, choice: &
     match merged(context.environment.get("GLIBC_TUNABLES"), ':', '=', &[(KEY, "1")]) {
         Some(value) => {
             choice.variables.push(("GLIBC_TUNABLES".to_owned(), value));
-            choice.reasons.push(format!("glibc is told by {KEY}=1 to advise its heap for transparent huge pages"));
+            choice.reasons.push(format!("{KEY}=1 makes glibc advise its heap for transparent huge pages"));
         }
         None => choice.reasons.push(format!("{KEY} is set by you and stays")),
     }
@@ -291,7 +291,7 @@ fn java(context: &Context, pool: Option<PageSize>, choice: &mut HeapChoice) {
     let before = context.environment.get(VARIABLE);
     let value = before.map_or_else(|| option.clone(), |before| format!("{option} {before}"));
     choice.variables.push((VARIABLE.to_owned(), value));
-    choice.reasons.push(format!("Java is told by {VARIABLE}={option}, and says so on standard error"));
+    choice.reasons.push(format!("Java reads {VARIABLE}={option}, and reports that on standard error"));
 }
 
 #[cfg(test)]

@@ -44,10 +44,10 @@ pub enum NotKnown {
     #[error("the process ended while its heap was read")]
     Ended,
     /// An address leads nowhere.
-    #[error("the heap's records lie outside the process's memory")]
+    #[error("the heap's records are outside the process's memory")]
     Outside,
     /// Numbers are out of bounds, or contradict each other however often they are read.
-    #[error("the heap's records do not fit together")]
+    #[error("the heap's records are inconsistent")]
     Inconsistent,
 }
 

@@ -83,8 +83,8 @@ fn text(code: c_int) -> &'static CStr {
         NOTHING => c"nothing could be lifted: the report says why",
         BUSY => c"the library was called from its own callback",
         NO_MEMORY => c"no memory for the library's own state",
-        NOT_SEEN => c"this process cannot be looked at: /proc is not mounted or not readable",
-        FAULT => c"the address space differs where it should not: a fault of the library",
+        NOT_SEEN => c"this process cannot be read: /proc is not mounted or not readable",
+        FAULT => c"unexpected address space: an internal error of the library",
         _ => c"no result of this library",
     }
 }

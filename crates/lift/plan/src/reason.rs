@@ -313,15 +313,15 @@ impl fmt::Display for Reason {
                 write!(f, "transparent huge pages are {size} here, {wanted} asked for")
             }
             Self::NoImage => f.write_str("no shared image shows it"),
-            Self::NoCachedFile => f.write_str("it does not show a file of which the page cache could be looked at"),
+            Self::NoCachedFile => f.write_str("it maps no file whose page cache can be read"),
             Self::NotCongruent { bytes, size } => write!(
                 f,
                 "its addresses are out of step with the file's offsets by {} KiB, needed: a multiple of {size}",
                 bytes / 1024
             ),
-            Self::SmallFolios(None) => f.write_str("its file does not lie in huge folios of the page cache"),
+            Self::SmallFolios(None) => f.write_str("its file is not in huge folios of the page cache"),
             Self::SmallFolios(Some(shortfall)) => {
-                write!(f, "its file does not lie in huge folios of the page cache: {}", shortfall.why)
+                write!(f, "its file is not in huge folios of the page cache: {}", shortfall.why)
             }
             Self::FileWritable => f.write_str("the program may write to it through this mapping"),
             Self::FileMisplaced { bytes, size } => {
@@ -342,7 +342,7 @@ impl fmt::Display for Reason {
             Self::WritableAndExecutable => f.write_str("writable and executable at once"),
             Self::NotReadable => f.write_str("not readable, so it cannot be copied"),
             Self::Special(property) => write!(f, "{property}, which a copy would lose"),
-            Self::Probed => f.write_str("a breakpoint or a uprobe stands in its code, which would stay in a copy"),
+            Self::Probed => f.write_str("a breakpoint or a uprobe is in its code, and would remain in a copy"),
             Self::Semaphores => {
                 f.write_str("it holds semaphores of USDT probes, which tracers can set only in pages of its file")
             }
@@ -351,7 +351,7 @@ impl fmt::Display for Reason {
             ),
             Self::InUse(why) => f.write_str(why),
             Self::ProtectionPending => {
-                f.write_str("the program will change the protection of part of it, which pool pages cannot follow")
+                f.write_str("the program will change the protection of a part, which pool pages do not support")
             }
             Self::TextRelocationsPending => f.write_str("the program will write relocations into it"),
             Self::RunningAndWritable => f.write_str(
@@ -472,12 +472,12 @@ mod tests {
             ),
             (
                 Reason::SmallFolios(None),
-                "its file does not lie in huge folios of the page cache",
+                "its file is not in huge folios of the page cache",
                 "pagelift cache prepare FILE",
             ),
             (
                 Reason::SmallFolios(Some(CacheShortfall { why: "found nfs".into(), fix: Some("move it".into()) })),
-                "its file does not lie in huge folios of the page cache: found nfs",
+                "its file is not in huge folios of the page cache: found nfs",
                 "move it",
             ),
             (
@@ -518,12 +518,12 @@ mod tests {
             ),
             (
                 Reason::Probed,
-                "a breakpoint or a uprobe stands in its code, which would stay in a copy",
+                "a breakpoint or a uprobe is in its code, and would remain in a copy",
                 "remove it, and lift again",
             ),
             (
                 Reason::ProtectionPending,
-                "the program will change the protection of part of it, which pool pages cannot follow",
+                "the program will change the protection of a part, which pool pages do not support",
                 "--writable-pages thp",
             ),
             (

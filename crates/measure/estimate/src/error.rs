@@ -20,7 +20,7 @@ pub enum EstimateError {
     },
     /// The plugin is not there.
     #[error(
-        "{name} is neither in {} nor in ../libexec/pagelift of it; fix: `make install`, or in a source tree \
+        "found no {name} in {} or its ../libexec/pagelift; fix: `make install`, or in a source tree \
          `cargo build --release -p tlb-trace`",
         folder.display()
     )]

@@ -54,7 +54,7 @@ pub enum MeasureError {
         problem: String,
     },
     /// A variant ended while more work was wanted from it.
-    #[error("{variant} ended in the middle of the measurement ({status}); run it by hand to see why")]
+    #[error("{variant} ended in the middle of the measurement ({status}); run it separately to see why")]
     Died {
         /// The variant's name.
         variant: String,

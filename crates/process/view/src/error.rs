@@ -25,15 +25,15 @@ pub enum ObservationError {
     },
     /// `/proc` shows the processes of another PID namespace.
     #[error(
-        "/proc shows another PID namespace than that of this program, where {pid} is another process or none; needed: the \
-         /proc of this namespace; fix: `unshare --mount-proc`, or `mount -t proc proc /proc` in a mount namespace of its own"
+        "/proc shows another PID namespace than this program's, in which {pid} is another process or none; needed: the \
+         /proc of this namespace; fix: `unshare --mount-proc`, or `mount -t proc proc /proc` in a new mount namespace"
     )]
     OtherNumbers {
         /// The number asked for.
         pid: i32,
     },
     /// No procfs at `/proc`.
-    #[error("/proc is not mounted, and nothing else tells what a process has mapped; run `mount -t proc proc /proc`")]
+    #[error("/proc is not mounted, needed to read the mappings of a process; fix: `mount -t proc proc /proc`")]
     ProcNotMounted,
     /// The kernel's text has another form than the manual page gives.
     #[error(transparent)]

@@ -53,7 +53,7 @@ pub fn collapse_in_place(pid: i32, machine: &MachineFacts) -> Result<HeapInPlace
             let left = collapsible(pid, thp.size, base_page()).unwrap_or(0);
             Ok(HeapInPlace { before, after: anonymous(pid)?, left })
         }
-        Err(CollapseError::Gone) => Err(refused("the process has ended, or may not be looked at".into())),
+        Err(CollapseError::Gone) => Err(refused("the process has ended, or cannot be read".into())),
         Err(CollapseError::Refused(error)) => {
             Err(refused(format!("collapsing is refused ({error}); {COLLAPSE_NEEDS}")))
         }

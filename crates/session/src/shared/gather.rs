@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Why processes are left out.
-const NO_TIME: &str = "no time was left to look at all of its mappings";
+const NO_TIME: &str = "no time was left to read all its mappings";
 const NO_MEMORY: &str = "it has more mappings than are kept";
 const NO_MAP_FILES: &str = "the kernel does not let this process open /proc/PID/map_files; needed: CAP_CHECKPOINT_RESTORE (Linux \
      5.9), or CAP_SYS_ADMIN";
@@ -158,7 +158,7 @@ impl Family {
             }
         }
         if looked == 0 {
-            let ended = || SessionError::Refused("no process was looked at: all have ended meanwhile".to_owned());
+            let ended = || SessionError::Refused("no process was read: all have ended".to_owned());
             return Err(failed.unwrap_or_else(ended));
         }
         let (segments, files) = found.opened(looking.huge, asking).into_iter().unzip();
@@ -465,7 +465,7 @@ mod tests {
         let name = crate::names::program_name(own);
         assert!(family(&[own], Chosen::ByProgram(&name)).is_ok_and(|family| family.skipped.is_empty()));
         let refused = family(&[own], Chosen::ByProgram("another")).err().map(|error| error.to_string());
-        assert_eq!(refused.as_deref(), Some("no process was looked at: all have ended meanwhile"));
+        assert_eq!(refused.as_deref(), Some("no process was read: all have ended"));
         // One that has ended is no reason to call the family incomplete, unless it was the only one.
         assert!(family(&[own, i32::MAX], Chosen::ByNumber).is_ok_and(|family| family.skipped.is_empty()));
         assert!(family(&[i32::MAX], Chosen::ByNumber).is_err());

@@ -70,7 +70,7 @@ pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSiz
     let by_node = policy.pages == Pages::Auto && !huge.is_empty() && images::has_copies_by_node(pid, image);
     let has_image = |size| images::may_be_had(executed(pid).as_ref(), image, size, policy.pages);
     let for_file = match by_node {
-        true => Err(Some("the store has copies of it by node".to_owned())),
+        true => Err(Some("the store has a copy for each node".to_owned())),
         false => base_for_file(image, huge, policy, (size, &best), &has_image),
     };
     let why = match for_file {

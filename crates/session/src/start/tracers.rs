@@ -47,7 +47,7 @@ impl Tracers {
         let name = std::fs::read_link(process.path("exe")).ok();
         let name = name.as_ref().and_then(|path| path.file_name()?.to_str()).unwrap_or_default();
         let why = match NAMES.contains(&name) {
-            true => Some("its name is that of a tracer"),
+            true => Some("it has the name of a tracer"),
             // A file that cannot be read as ELF is no reason.
             false => open_executed(&process).ok().flatten().and_then(|(file, _)| of_file(&file).ok().flatten()),
         };

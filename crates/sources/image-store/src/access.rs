@@ -75,8 +75,8 @@ pub(crate) fn not_roots_own(path: &Path, identity: &FileIdentity) -> Option<Stri
     }
     match statvfs(path) {
         Ok(mount) if !mount.flags().contains(FsFlags::ST_NOSUID) => None,
-        Ok(_) => Some("it lies on a mount with `nosuid`".to_owned()),
-        Err(error) => Some(format!("its mount cannot be looked at: {error}")),
+        Ok(_) => Some("it is on a mount with `nosuid`".to_owned()),
+        Err(error) => Some(format!("its mount cannot be read: {error}")),
     }
 }
 

@@ -75,7 +75,7 @@ pub enum StoreError {
     #[error("the file is being changed; an image is made of files that stay the same")]
     SourceChanging,
     /// The file system keeps no time of change, without which an old image could be mistaken for that of a new file.
-    #[error("its file system keeps no time of change (ctime), which tells a changed file from an old one")]
+    #[error("its file system keeps no time of change (ctime), needed to recognise a changed file")]
     NoTimeOfChange,
     /// The file's contents can change without a change of its times.
     #[error(
@@ -167,7 +167,7 @@ pub enum StoreError {
     },
     /// The NUMA node has too little for a copy of its own.
     #[error(
-        "node {node} has too little for a copy of its own: needed {}, found {} {}; fix: {fix}", size(.needed), size(.free),
+        "node {node} has too little memory for its copy: needed {}, found {} {}; fix: {fix}", size(.needed), size(.free),
         what
     )]
     NodeTooSmall {
@@ -194,7 +194,7 @@ pub enum StoreError {
     },
     /// The kernel put pages of a copy for one node elsewhere.
     #[error(
-        "{} of the copy for node {node} do not lie there; the copy was dropped; fix: free memory on that node", size(.elsewhere)
+        "{} of the copy for node {node} are on other nodes; the copy was dropped; fix: free memory on that node", size(.elsewhere)
     )]
     OnOtherNodes {
         /// The node.

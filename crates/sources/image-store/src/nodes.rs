@@ -75,7 +75,7 @@ fn bytes_on_nodes(
     pages: impl Iterator<Item = u64>,
     size: PageSize,
 ) -> Result<BTreeMap<u32, u64>, StoreError> {
-    let explain = |error: io::Error| StoreError::io("reading on which nodes an image lies", error);
+    let explain = |error: io::Error| StoreError::io("reading the nodes of an image", error);
     let mut found = BTreeMap::new();
     for (offset, length) in runs(pages, size) {
         let mapping = FileMapping::readable(file, offset, length, size).map_err(explain)?;
@@ -105,7 +105,7 @@ mod tests {
         let said = |node, kind| room(Some(&facts), node, kind, size, 8 << 20).map_err(|error| error.to_string());
         assert_eq!(said(0, FileSystem::Tmpfs), Ok(()));
         assert_eq!(said(1, FileSystem::Hugetlbfs), Ok(()));
-        let little = |node: u32| format!("node {node} has too little for a copy of its own: needed 8.0 MiB, found");
+        let little = |node: u32| format!("node {node} has too little memory for its copy: needed 8.0 MiB, found");
         let memory = format!("{} 4.0 MiB of memory free; fix: free memory on that node", little(1));
         let reserve = "pagelift pool reserve 2M:4@0";
         let pages = format!("{} 6.0 MiB in free pages of the pool; fix: {reserve}", little(0));

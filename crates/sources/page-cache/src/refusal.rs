@@ -200,7 +200,7 @@ pub enum Refusal {
     },
     /// Parts of the file are not yet on the disk and cannot be evicted.
     #[error(
-        "found {} that are not yet written to the disk, needed a file at rest; fix: `sync {}`", format_bytes(*.bytes),
+        "found {} not yet written to the disk, needed none; fix: `sync {}`", format_bytes(*.bytes),
         quoted_path(path)
     )]
     NotYetWritten {

@@ -219,7 +219,9 @@ fn words(requests: &[PoolRequest]) -> String {
 fn unit(name: &str, requests: &[PoolRequest], program: &str) -> Result<String, String> {
     // A specifier, a quote or a blank would mean something else to systemd (systemd.service(5)).
     if program.contains(|c: char| c.is_whitespace() || c.is_control() || "%\"'\\$;".contains(c)) {
-        return Err(format!("the path {program} cannot stand in a unit; needed: one without blanks and special signs"));
+        return Err(format!(
+            "the path {program} cannot be used in a unit; needed: a path without blanks and special characters"
+        ));
     }
     let words = words(requests);
     Ok(format!(
@@ -351,7 +353,7 @@ mod tests {
         assert_eq!(link, "etc/systemd/system/sysinit.target.wants/pagelift-pool-db.service");
         assert_eq!(target, "/etc/systemd/system/pagelift-pool-db.service");
         let strange = BootFile::new(BootKind::Systemd, "db", &requests, "/a b/pagelift", &linux(6, 1));
-        assert!(strange.unwrap_err().contains("cannot stand in a unit"));
+        assert!(strange.unwrap_err().contains("cannot be used in a unit"));
     }
 
     #[test]

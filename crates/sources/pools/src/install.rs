@@ -40,7 +40,7 @@ pub enum InstallError {
         root: PathBuf,
     },
     /// Somebody has changed the file since it was written.
-    #[error("{} was changed since Pagelift wrote it, so that it stays; remove it by hand", .0.display())]
+    #[error("{} was changed since Pagelift wrote it, and is not removed; fix: remove it manually", .0.display())]
     Changed(PathBuf),
     /// The name could lead out of its folder.
     #[error("`{0}` is no name for a reservation; needed: letters, digits, - and _")]

@@ -79,8 +79,8 @@ impl fmt::Display for Obstacle {
             Self::Fragmented { node, size, free, at_once, blocks } => {
                 write!(f, "node {node}: {} free, ", format_bytes(*free))?;
                 match at_once {
-                    Some(pages) => write!(f, "{pages} x {size} of it in one piece")?,
-                    None => write!(f, "and a page of {size} needs that much in one piece, all of it movable")?,
+                    Some(pages) => write!(f, "including {pages} x {size} in one piece")?,
+                    None => write!(f, "and a page of {size} needs that much movable memory in one piece")?,
                 }
                 if let Some(PageBlocks { unmovable, reclaimable, all, .. }) = blocks {
                     write!(

@@ -51,12 +51,12 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
 pub fn explain(error: ObservationError, command: &str) -> anyhow::Error {
     match error {
         ObservationError::NotPermitted { pid } if nix::unistd::geteuid().is_root() => anyhow::anyhow!(
-            "process {pid} may not be looked at even by this root: it belongs to another container, or a security \
-             module guards it; fix: `pagelift {command} PID` on the host, with the number that it has there"
+            "process {pid} cannot be read even by this root: it belongs to another container, or a security module \
+             protects it; fix: `pagelift {command} PID` on the host, with the number that it has there"
         ),
         ObservationError::NotPermitted { pid } => anyhow::anyhow!(
-            "process {pid} may not be looked at by this user: it belongs to another one, or has more privileges; \
-             run `sudo pagelift {command} {pid}`"
+            "process {pid} cannot be read by this user: it belongs to another user, or has more privileges; \
+             fix: `sudo pagelift {command} {pid}`"
         ),
         error => error.into(),
     }

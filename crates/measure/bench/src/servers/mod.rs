@@ -267,7 +267,7 @@ impl Experiment<'_, '_> {
                 self.recorder.add(Event::Observed(Box::new(seen))).map_err(Broken::Record)?;
             }
             let Some((arm, why)) = arm.zip(why) else { continue };
-            nothing.push(format!("nothing of the server {} was lifted: {why}", server.name));
+            nothing.push(format!("no memory of the server {} was lifted: {why}", server.name));
             if !self.blocks.leave_out(arm) {
                 return Err(Broken::Failed(nothing.join("; ")));
             }

@@ -78,11 +78,11 @@ impl FromStr for WorkSource {
             }
             Some("http") => match fragment("") {
                 (_, name) if name.is_empty() => {
-                    Err(wrong("which metric is meant is missing; fix: http://HOST:PORT/metrics#NAME"))
+                    Err(wrong("found no name of a metric; fix: http://HOST:PORT/metrics#NAME"))
                 }
                 (address, name) => Ok(Self::Metrics(address, name)),
             },
-            Some("https") => Err(wrong("TLS is not spoken; fix: --work 'curl -s https://… | sed -n s/^NAME //p'")),
+            Some("https") => Err(wrong("TLS is not supported; fix: --work 'curl -s https://… | sed -n s/^NAME //p'")),
             Some("mysql") => Ok(with(fragment("Questions"), Self::MySql)),
             Some("postgres" | "postgresql") => Ok(with(fragment("xact_commit"), Self::Postgres)),
             Some("redis") => Ok(with(fragment("total_commands_processed"), Self::Redis)),

@@ -24,7 +24,7 @@ pub enum NoMemory {
     },
     /// The kernel has not backed all of it by such pages.
     #[error(
-        "{found} MiB of {wanted} MiB lie on such pages: memory is fragmented; fix: echo 1 > /proc/sys/vm/compact_memory"
+        "{found} MiB of {wanted} MiB are on such pages: memory is fragmented; fix: echo 1 > /proc/sys/vm/compact_memory"
     )]
     Fragmented {
         /// MiB that are on such pages.
@@ -33,7 +33,7 @@ pub enum NoMemory {
         wanted: u64,
     },
     /// The kernel does not show what backs memory.
-    #[error("what the memory lies on cannot be read: {0}")]
+    #[error("the page size of the memory cannot be read: {0}")]
     Unseen(String),
 }
 

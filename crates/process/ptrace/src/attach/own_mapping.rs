@@ -50,7 +50,7 @@ pub fn map(
         let why = match made {
             Ok(Ok(_)) => match space_of(process.pid()).map(|space| CallPage::is_at(at, memory, &space)) {
                 Ok(true) => return Ok(at),
-                Ok(false) => "the page for calls was not mapped where it was to be".to_owned(),
+                Ok(false) => "the page for injected calls was not mapped at the requested address".to_owned(),
                 Err(error) => unreadable(error),
             },
             Ok(Err(Errno::EEXIST)) => continue,

@@ -227,7 +227,7 @@ fn stack_at_exec(pid: Pid) -> io::Result<Address> {
     let text = text_of(format!("/proc/{pid}/stat"))?;
     let start =
         ProcessStat::parse(&text).and_then(|stat| stat.number::<u64>(START_OF_STACK)).filter(|&start| start != 0);
-    start.map(Address).ok_or_else(|| io::Error::other("/proc/PID/stat does not show where its stack begins"))
+    start.map(Address).ok_or_else(|| io::Error::other("/proc/PID/stat does not show the start of its stack"))
 }
 
 fn space_of(pid: Pid) -> io::Result<AddressSpace> {

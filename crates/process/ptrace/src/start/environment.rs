@@ -38,7 +38,7 @@ impl ExecStop<'_> {
         memory.read(stack_pointer, &mut words)?;
         let words: Vec<u64> = words.as_chunks().0.iter().copied().map(u64::from_ne_bytes).collect();
         let start = Start::of(&words, length as usize / 8)
-            .ok_or_else(|| io::Error::other("the stack is not laid out as that of a new program"))?;
+            .ok_or_else(|| io::Error::other("the stack does not have the layout of a new program"))?;
         let is_replaced = |place: u64| {
             let mut text = [0; LONGEST_NAME];
             // A text at the very end of the stack has fewer bytes behind it.

@@ -71,7 +71,7 @@ pub fn move_image(
     // The kernel may map the vDSO, or any other mapping, into a gap between distant segments.
     let of_image = |mapping: &Mapping| mapping.path().is_some() || mapping.name == MappingName::Anonymous;
     if !mappings.iter().all(of_image) {
-        return Err(MoveError::NotUnderstood("something else lies in a gap between the segments of the image"));
+        return Err(MoveError::NotUnderstood("another mapping is in a gap between the segments of the image"));
     }
     let steps = Steps::plan(injector, mappings, extent, displacement, base_page, &auxiliary)?;
     steps.make(injector, &bounds, displacement, &auxiliary, base_page)?;

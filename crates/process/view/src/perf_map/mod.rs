@@ -34,7 +34,7 @@ pub enum PerfMapError {
         source: io::Error,
     },
     /// The kernel does not report the process's rights.
-    #[error("/proc/{pid}/status does not tell the user and groups of the process")]
+    #[error("/proc/{pid}/status does not show the user and groups of the process")]
     Rights {
         /// The process.
         pid: i32,

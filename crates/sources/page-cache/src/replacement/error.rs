@@ -10,13 +10,11 @@ pub enum ReplaceError {
     #[error("found something else than a regular file, needed a file")]
     NotRegular,
     /// The copy is to be written to the file itself.
-    #[error(
-        "found the file itself as the file to be written, needed another; fix: leave the option away to replace it"
-    )]
+    #[error("found the file itself as the output, needed another file; fix: omit the option to replace the file")]
     SameFile,
     /// It has other names, which would keep the old file.
     #[error(
-        "found {0} hard links to the file, needed one: the others would keep the old file; fix: replace it by hand"
+        "found {0} hard links to the file, needed one: the others would keep the old file; fix: replace it manually"
     )]
     HardLinks(u64),
     /// Neither root nor the owner asks.

@@ -106,7 +106,7 @@ fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMe
             }
         }
         if Instant::now() > deadline {
-            return Err("a thread of it still makes a call for a pagelift that was killed; fix: try again later"
+            return Err("a thread still makes a call for a pagelift that was killed; fix: try again later"
                 .to_owned()
                 .into());
         }

@@ -10,7 +10,7 @@ pub enum StopError {
     #[error("the process has ended")]
     Gone,
     /// It has executed another program.
-    #[error("it has executed another program, which was left alone; fix: attach again if that one is meant")]
+    #[error("it has executed another program, which was not changed; fix: attach again for that program")]
     Executed,
     /// A thread has not returned from a call.
     #[error(
@@ -28,7 +28,7 @@ pub enum StopError {
     #[error("thread {0} does not stop: it is in vfork or in uninterruptible sleep; fix: try again when that has ended")]
     DoesNotStop(i32),
     /// No thread is fit to make calls.
-    #[error("every thread of it {}, so that none can be borrowed safely; fix: try again", arch::UNFIT)]
+    #[error("every thread {}, so that none can make calls safely; fix: try again", arch::UNFIT)]
     NoneFit,
     /// Its threads cannot be listed.
     #[error("its threads cannot be listed: {0}")]
