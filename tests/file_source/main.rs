@@ -199,7 +199,7 @@ fn foreseen(t: &Context) -> Result<()> {
         if options == ["--pages", "file"] {
             let why = real["refusals"].to_string();
             let pid = held.first().map(Session::pid).context("nobody holds it")?;
-            ensure!(why.contains(&format!(" {pid})")) && !why.contains("out of step"), "{why}");
+            ensure!(why.contains(&format!(" {pid})")) && !why.contains("differ from the file's offsets"), "{why}");
         }
         held.into_iter().try_for_each(end)?;
     }

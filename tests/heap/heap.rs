@@ -534,7 +534,7 @@ fn from_inside() -> Vec<Test> {
                 ("heap=thp heap-reserve=x only=seq", "PAGELIFT: `heap-reserve=x`: needed a size"),
                 ("haep=2M only=seq", "PAGELIFT: `haep=2M`: not known; the words are pages"),
                 ("heap=64 only=seq", "this machine has no huge pages of 64 B; the program keeps its own heap"),
-                ("heap-reserve=2M only=seq", "fix: heap=2M beside it"),
+                ("heap-reserve=2M only=seq", "fix: add heap=2M"),
             ] {
                 let said = said_with(t, words, "exec seq 1")?;
                 ensure!(said.starts_with("1\npagelift: ") && said.lines().count() == 2, "{words}: {said}");

@@ -356,7 +356,7 @@ fn users_files(t: &Context) -> Result<()> {
     ensure!(stored < size / 100, "{stored} of {size} bytes are stored: not sparse");
     runs_its_file(t, &store, &file)?;
     ensure!(store.used()? == 0, "{stored} bytes of a user take {} of the store", store.used()?);
-    says_why(t, &store, &file, "no image is made of it without being asked for, since its owner is user 65534")?;
+    says_why(t, &store, &file, "no image is made of it automatically, since its owner is user 65534")?;
     // What anybody may write, and what lies where others may mount, is not root's own either.
     chown(&file, Some(0), None)?;
     fs::set_permissions(&file, Permissions::from_mode(0o757))?;
@@ -459,7 +459,7 @@ fn room(t: &Context) -> Result<()> {
     ensure!(sources()? == [name(&first)], "{:?}", sources()?);
     runs_its_file(t, &store, &second)?;
     ensure!(sources()? == [name(&first)], "more than half of the store, or made room by what is new: {:?}", sources()?);
-    says_why(t, &store, &second, "images that nobody asked for may take 32.0 MiB")?;
+    says_why(t, &store, &second, "automatic images may take 32.0 MiB")?;
     let image = Image { path: PathBuf::from(store.images(t)?[0]["image"].as_str().context("no path")?) };
     last_used(t, &image, 2)?;
     runs_its_file(t, &store, &second)?;

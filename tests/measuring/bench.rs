@@ -352,7 +352,7 @@ fn mistakes(t: &Context) -> Result<()> {
         (&["bench"], "required"),
         (&many, "found 17 commands of --against; needed: at most 16"),
         (&["bench", "--from", &file], "line 1 is not one of `pagelift bench -o`"),
-        (&["bench", "--toggle", "2147483646"], "process 2147483646 is not there"),
+        (&["bench", "--toggle", "2147483646"], "process 2147483646 does not exist"),
         (&["bench", "--toggle", &own, "--work", "http://localhost/metrics"], "fix: http://HOST:PORT/metrics#NAME"),
         (&["bench", "--toggle", &own, "--heap=thp"], "fix: pagelift bench --heap=auto -- CMD"),
         (&["bench", "--toggle", &own, "--work", "echo many"], "needed: a number that grows with the work"),

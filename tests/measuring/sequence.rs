@@ -144,6 +144,6 @@ fn failures(t: &Context) -> Result<()> {
     let output = run(&["--lift", "heap", "--work", "date +%s%N", &pid])?;
     ensure!(output.stderr.contains("stays on huge pages") && output.stdout.is_empty(), "{}", output.stderr);
     let output = run(&["--work", "date +%s%N", "2147483647"])?;
-    ensure!(output.stderr.contains("process 2147483647 is not there"), "{}", output.stderr);
+    ensure!(output.stderr.contains("process 2147483647 does not exist"), "{}", output.stderr);
     Ok(())
 }

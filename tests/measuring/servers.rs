@@ -196,7 +196,7 @@ fn failures(t: &Context) -> Result<()> {
             "is not in its output, which ends with: done",
         ),
         (&["--server", &plain, "--load", "true", "--metric", "n: "], "fix: parentheses around it"),
-        (&["--server", &plain, "--load", "redis://127.0.0.1:{port}"], "what to ask is missing"),
+        (&["--server", &plain, "--load", "redis://127.0.0.1:{port}"], "found no query"),
         (&["--server", &plain, "--load", "redis://127.0.0.1:{port}?query=FAIL"], "told to fail"),
         (
             &["--server", &plain, "--load", good, "--prepare", "exit 5"],

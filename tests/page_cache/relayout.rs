@@ -184,7 +184,7 @@ fn refused(t: &Context) -> Result<()> {
     };
     let with = |end: &[u8]| fs::write(&program, [&sound, end].concat());
     with(b"appended data that begin at an offset")?;
-    is_refused(&program, "behind the last section")?;
+    is_refused(&program, "after the last section")?;
     relayout(t, &["--force"], &program)?;
     ensure!(fs::read(&program)?.ends_with(b"at an offset"), "data at the end did not stay there");
     fs::remove_file(&program)?;

@@ -93,7 +93,7 @@ fn restarted(t: &Context) -> Result<()> {
     ensure!(counts()? == (before + PAGES, 0), "{:?}", counts()?);
     let session = user_of_all(t)?;
     let stopped = unit.stop(t)?;
-    ensure!(counts()? == (before + PAGES, PAGES) && !stopped.stderr.contains("count in its place"), "{stopped:?}");
+    ensure!(counts()? == (before + PAGES, PAGES) && !stopped.stderr.contains("are used instead"), "{stopped:?}");
     let again = unit.start(t)?.success()?;
     ensure!(counts()? == (before + PAGES, 0), "{:?}, before {before}: {again:?}", counts()?);
     let other = unit.start(t)?.success()?;
@@ -121,7 +121,7 @@ fn restarted_without_a_record(t: &Context) -> Result<()> {
             _ => fs::write(&unit.record, "nothing that is understood\n")?,
         }
         let stopped = unit.stop(t)?;
-        ensure!(stopped.stderr.contains("count in its place"), "{damage}: {stopped:?}");
+        ensure!(stopped.stderr.contains("are used instead"), "{damage}: {stopped:?}");
         unit.start(t)?.success()?;
         ensure!(counts()? == (before + PAGES, 0), "{damage}: {:?}, before {before}", counts()?);
         session.finish()?.success()?;

@@ -245,7 +245,9 @@ fn shown_unattached(t: &Context) -> Result<()> {
     let said = session.stdout_so_far();
     let id = said.lines().next().context("no identifier")?;
     let text = pool(t, &["show"])?.success()?.stdout;
-    for part in ["1 x ", "more are used by what is not seen", &format!("perhaps System V segment {id} ("), "ipcrm -m"] {
+    for part in
+        ["1 x ", "more have users that are not visible here", &format!("perhaps System V segment {id} ("), "ipcrm -m"]
+    {
         ensure!(text.contains(part), "{part} is missing: {text}");
     }
     session.finish()?.success()?;

@@ -62,7 +62,7 @@ fn with_its_buffers(machine: &Container, unit: &str, before: &[String]) -> Resul
     let (lifting, first) = (format!("pagelift-memory-{unit}"), machine.main_pid(unit)?);
     let has_looked = || machine.journal(&lifting).is_ok_and(|journal| journal.contains(" others: shared memory: "));
     let shown = machine.run(&["pagelift", "enable", "--shared", "postgresql@"])?;
-    ensure!(shown.contains(&format!("{unit} runs on; `systemctl start {lifting}` lifts it now")), "{shown}");
+    ensure!(shown.contains(&format!("{unit} continues; `systemctl start {lifting}` lifts it now")), "{shown}");
     let shown = machine.run(&["pagelift", "enable", "--shared", "--now", "postgresql@"])?;
     ensure!(shown.contains(&format!("{unit} runs on and is lifted now; `journalctl -u {lifting}`")), "{shown}");
     poll_until(ANSWER_LIMIT, "a lift of the buffers", has_looked)?;

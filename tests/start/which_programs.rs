@@ -339,7 +339,7 @@ fn leaves_tracers_alone(t: &Context, name: &str) -> Result<()> {
     ensure!(lines.len() == 1 && lines[0].contains(" on "), "{}", lifted.stderr);
     let verbose = t.run(command(&["-v"])?)?.success()?;
     ensure!(
-        verbose.own_lines().iter().any(|line| line.contains("not followed, nor what it starts")),
+        verbose.own_lines().iter().any(|line| line.contains("not followed, nor the programs that it starts")),
         "{}",
         verbose.stderr
     );

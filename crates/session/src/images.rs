@@ -254,10 +254,10 @@ fn choose_node(forms: &[Form], layout: Layout, home: Home) -> (Option<u32>, Opti
         Home::Unknown => {
             let fits = by_node().filter(|form| form.layout == layout).count();
             let copies = match fits {
-                1 => "the copy for a single node is not taken".to_owned(),
-                fits => format!("none of {fits} copies for single nodes is taken"),
+                1 => "the copy for a single node is not used".to_owned(),
+                fits => format!("none of {fits} copies for single nodes is used"),
             };
-            let why = format!("{copies}: the process belongs to no one node; fix: --numa node=NUMBER");
+            let why = format!("{copies}: the process belongs to no single node; fix: --numa node=NUMBER");
             (None, Some(why))
         }
     }
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(choose_node(&[shared], layout(0), Home::Unknown), (None, None));
         let (none, why) = choose_node(&[shared, on_0, elsewhere], layout(0), Home::Unknown);
         let expected =
-            "the copy for a single node is not taken: the process belongs to no one node; fix: --numa node=NUMBER";
+            "the copy for a single node is not used: the process belongs to no single node; fix: --numa node=NUMBER";
         assert_eq!((none, why.as_deref()), (None, Some(expected)));
     }
 }

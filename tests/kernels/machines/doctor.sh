@@ -7,7 +7,7 @@ if [ -e $scope ]; then
     echo "kernel.yama.ptrace_scope = 3" >/etc/sysctl.d/99-tracing.conf
     echo 3 >$scope
     finds "doctor: ptrace_scope 3" "no process may trace another" "kernel.yama.ptrace_scope = 3"
-    finds "doctor: ptrace_scope 3 stays until a reboot" "then reboot: Linux does not let go of 3 before"
+    finds "doctor: ptrace_scope 3 stays until a reboot" "then reboot: Linux does not lower 3 before that"
     sh -c "$(fix_of "no process may trace another")"
     # As the next boot reads them, in the order of their names; the last one counts.
     next=$(sed -n 's/^kernel.yama.ptrace_scope = //p' /etc/sysctl.d/*.conf | tail -n 1)

@@ -59,7 +59,7 @@ const SECTIONS: &[Sections] = &[
         "inspect",
         &[
             ("pagelift inspect /usr/sbin/mariadbd", "Show the plan for a file"),
-            ("pagelift inspect --used mariadbd", "Show whether the TLB holds what a process uses"),
+            ("pagelift inspect --used mariadbd", "Show whether the TLB holds the pages in use"),
         ],
     ),
     Sections {
@@ -88,7 +88,7 @@ const SECTIONS: &[Sections] = &[
         "image setup",
         &[
             ("pagelift image setup --size 2G --install systemd", "Mount a store now and at each boot"),
-            ("pagelift image setup --uninstall", "Remove what --install has written"),
+            ("pagelift image setup --uninstall", "Remove the configuration of --install"),
         ],
     ),
     usual(
@@ -101,7 +101,7 @@ const SECTIONS: &[Sections] = &[
         "image gc",
         &[
             ("pagelift image gc --dry-run", "Show which images would be removed"),
-            ("pagelift image gc --unused-for 7d", "Remove images that nobody has used for a week"),
+            ("pagelift image gc --unused-for 7d", "Remove images that were not used for a week"),
             ("pagelift image gc --size 512M", "Keep at most 512 MiB of images"),
         ],
     ),
@@ -145,7 +145,7 @@ const SECTIONS: &[Sections] = &[
     usual(
         "align",
         &[
-            ("pagelift align --check ./server", "Show what an alignment brings"),
+            ("pagelift align --check ./server", "Show the gain of an alignment"),
             ("pagelift align ./server", "Align a program"),
             ("pagelift align --undo ./server", "Restore it"),
         ],

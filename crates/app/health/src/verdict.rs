@@ -63,7 +63,7 @@ impl Verdict {
                     (summary, Some(format!("sudo pagelift doctor {}", running.pid)))
                 }
                 true => {
-                    let why = "it belongs to another container, or a security module guards it";
+                    let why = "it belongs to another container, or a security module protects it";
                     (format!("not even this root may look into {}: {why}; the host's root may", program.name), None)
                 }
             };
@@ -125,8 +125,8 @@ fn by_itself(program: &ProgramFacts) -> Option<Verdict> {
     let name = &program.name;
     if let Some(command) = by_java(program) {
         let summary = format!(
-            "{name} puts its heap on huge pages by its own flag, from its start; `pagelift run --via preload` beside it lifts \
-             its code (libjvm.so)"
+            "{name} puts its heap on huge pages by its own flag, from its start; `pagelift run --via preload` also \
+             lifts its code (libjvm.so)"
         );
         return Some(Verdict { summary, run: Some(command), measure: None, estimates: Vec::new() });
     }
@@ -143,7 +143,7 @@ fn by_itself(program: &ProgramFacts) -> Option<Verdict> {
 
 fn of_machine(problems: usize) -> Verdict {
     let summary = match problems {
-        0 => "this machine is ready for huge pages; name a program or a process to learn what they bring it",
+        0 => "this machine is ready for huge pages; name a program or a process to show its gain",
         _ => "fix the problems above first; then name a program or a process",
     };
     let run = Some("pagelift doctor -- CMD".to_owned());
@@ -194,7 +194,7 @@ fn nothing_to_lift(facts: &Facts, program: &ProgramFacts) -> Verdict {
     }
     match (&program.interpreter, program.known) {
         (Some(interpreter), _) => {
-            let summary = format!("{name} is a script that {interpreter} runs; what counts is what it starts");
+            let summary = format!("{name} is a script that {interpreter} runs; the programs that it starts count");
             verdict(summary, Some(later), None)
         }
         (None, Known::Java) => {
@@ -209,7 +209,8 @@ fn nothing_to_lift(facts: &Facts, program: &ProgramFacts) -> Verdict {
         }
         (None, _) => {
             let summary = format!(
-                "{name} by itself fills no huge page that could be lifted; what it loads or starts is seen then"
+                "{name} by itself fills no huge page that could be lifted; a running process shows its libraries and \
+                 programs"
             );
             verdict(summary, Some(later), None)
         }

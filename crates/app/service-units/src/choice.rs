@@ -317,7 +317,7 @@ impl Chooser<'_> {
             let files = words(sources.iter().map(|path| path.replace("%%", "%")));
             reasons.extend((!sources.is_empty()).then(|| {
                 format!(
-                    "note: root makes no image before a start, since what fails would be written to the socket; fix: \
+                    "note: root makes no image before a start, since errors would be written to the socket; fix: \
                      StandardError=journal, or after each upgrade: pagelift image add {files}"
                 )
             }));
@@ -326,8 +326,8 @@ impl Chooser<'_> {
         if self.is_another_user() {
             reasons.extend(self.wanted.missing.iter().map(|name| {
                 format!(
-                    "note: root makes no image of {name} before a start, and User= may not: it was not found beside the \
-                     unit's programs or on systemd's search path; fix: --only /PATH/OF/{name}"
+                    "note: root makes no image of {name} before a start, and User= may not: it was not found next to \
+                     the unit's programs or on systemd's search path; fix: --only /PATH/OF/{name}"
                 )
             }));
         }

@@ -116,7 +116,7 @@ enum Refusal {
 impl Refusal {
     fn tell(&self, line: &mut Text) {
         match self {
-            Self::ReserveAlone => line.add(format_args!("PAGELIFT has heap-reserve= alone; fix: heap=2M beside it")),
+            Self::ReserveAlone => line.add(format_args!("PAGELIFT has heap-reserve= without heap=; fix: add heap=2M")),
             Self::NoHugePages => line.add(format_args!("this kernel has no huge pages of up to {LARGEST_GRAIN} bytes")),
             Self::ThpOff => line.add(format_args!(
                 "transparent huge pages are switched off; fix: echo madvise > {THP}/enabled, or heap=2M and pages in \

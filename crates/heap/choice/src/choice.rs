@@ -131,7 +131,7 @@ fn best(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
             preload_instead("this jemalloc has no setting for huge pages", choice);
         }
         Family::Tcmalloc | Family::Mimalloc | Family::Pagelift if is_replaceable => {
-            preload_instead("its own settings do not ask for transparent huge pages", choice);
+            preload_instead("its own settings do not request transparent huge pages", choice);
         }
         _ => own(allocator, context, choice),
     }
@@ -204,14 +204,14 @@ fn own(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
         Family::Glibc { minor } => glibc(*minor, allocator, context, choice),
         Family::Jemalloc { version, variable } => jemalloc(version.as_deref(), variable, context, choice),
         Family::Jvm => java(context, None, choice),
-        Family::Go => collapse(choice, "Go has no setting that asks for huge pages"),
+        Family::Go => collapse(choice, "Go has no setting that requests huge pages"),
         Family::Musl => collapse(choice, "musl has no setting for huge pages"),
-        Family::Tcmalloc => collapse(choice, "tcmalloc has no setting that asks for transparent huge pages"),
+        Family::Tcmalloc => collapse(choice, "tcmalloc has no setting that requests transparent huge pages"),
         Family::Mimalloc | Family::Pagelift => {
             collapse(choice, "mimalloc's setting would take pool pages without the means to survive a fork")
         }
         Family::Unknown if context.not_replaceable.is_none() => {
-            collapse(choice, "its allocator is not known and stays (--heap-allocator mimalloc replaces it)")
+            collapse(choice, "its allocator is unknown and is kept (--heap-allocator mimalloc replaces it)")
         }
         Family::Unknown => collapse(choice, "no setting of its allocator is known"),
         Family::Checker { .. } => {}

@@ -148,7 +148,7 @@ impl Report {
                 }
                 _ if self.huge_before_bytes > 0 => format!("{head}{huge_before}, nothing new{rest}"),
                 Some(shortfall) => format!("{head}nothing lifted: {}", shortfall.reason.with_fix()),
-                None => format!("{head}nothing lifted: none of the memory asked for is there"),
+                None => format!("{head}nothing lifted: the process has none of the requested memory"),
             };
         }
         let mut text = format!("{head}{}", self.coverage());

@@ -78,7 +78,7 @@ fn only_what_neither_covers_nor_advises_is_nothing() {
 #[test]
 fn what_an_earlier_lift_did_is_neither_nothing_nor_a_shortfall() {
     let nothing = Report::default();
-    assert_eq!(line(&nothing), "pagelift: program[7]: nothing lifted: none of the memory asked for is there");
+    assert_eq!(line(&nothing), "pagelift: program[7]: nothing lifted: the process has none of the requested memory");
     assert!(!nothing.is_complete());
     let again = Report { already_bytes: 4 * MIB, ..nothing };
     assert_eq!(line(&again), "pagelift: program[7]: 4.0 MiB lifted before, nothing new");

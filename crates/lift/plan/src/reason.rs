@@ -310,13 +310,13 @@ impl fmt::Display for Reason {
             }
             Self::NoThp => f.write_str("this kernel has no transparent huge pages"),
             Self::ThpSize { wanted, size } => {
-                write!(f, "transparent huge pages are {size} here, {wanted} asked for")
+                write!(f, "transparent huge pages are {size} here, {wanted} requested")
             }
             Self::NoImage => f.write_str("no shared image shows it"),
             Self::NoCachedFile => f.write_str("it maps no file whose page cache can be read"),
             Self::NotCongruent { bytes, size } => write!(
                 f,
-                "its addresses are out of step with the file's offsets by {} KiB, needed: a multiple of {size}",
+                "its addresses differ from the file's offsets by {} KiB modulo {size}, needed: 0",
                 bytes / 1024
             ),
             Self::SmallFolios(None) => f.write_str("its file is not in huge folios of the page cache"),
@@ -467,7 +467,7 @@ mod tests {
             ),
             (
                 Reason::NotCongruent { bytes: 12 << 10, size },
-                "its addresses are out of step with the file's offsets by 12 KiB, needed: a multiple of 2 MiB",
+                "its addresses differ from the file's offsets by 12 KiB modulo 2 MiB, needed: 0",
                 "link it with -z max-page-size=2097152, or --pages auto",
             ),
             (
@@ -503,7 +503,7 @@ mod tests {
             ),
             (
                 Reason::ThpSize { wanted: gib, size },
-                "transparent huge pages are 2 MiB here, 1 GiB asked for",
+                "transparent huge pages are 2 MiB here, 1 GiB requested",
                 "--pages hugetlb",
             ),
             (

@@ -33,8 +33,8 @@ impl fmt::Display for Unseen {
                  sends no interrupt and is not counted here"
             }
             Self::KvmParavirtual => {
-                "KVM's paravirtual flush is on: virtual CPUs that the host has descheduled are not interrupted, so that fewer \
-                 flushes are received than were asked for"
+                "KVM's paravirtual flush is on: virtual CPUs that the host has descheduled are not interrupted, so \
+                 that fewer flushes are received than were requested"
             }
             Self::HyperV => {
                 "Hyper-V flushes by a hypercall, which tlb:tlb_flush does not show; needed: the tracepoint \

@@ -53,7 +53,7 @@ pub enum NotUnderstoodReason {
     #[error(transparent)]
     Elf(#[from] ElfError),
     /// A sound ELF file with executable mappings that do not fit its segments.
-    #[error("its mappings do not fit its segments")]
+    #[error("its mappings do not match its segments")]
     DoesNotFit,
     /// The process has so many objects, or such large ones, that no more are read.
     #[error("the process's objects together have more than {} MiB of headers", ELF_IMAGES.bytes() >> 20)]

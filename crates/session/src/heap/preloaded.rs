@@ -80,7 +80,7 @@ impl RunningHeap {
                 Shortage::UsedUp => Some("the pages taken at the start are used up"),
                 Shortage::Forked => Some("it forked, and left the pool before"),
                 Shortage::SpentOnFork => {
-                    Some("it forked while it read asynchronously, and gave back what of the pool it did not use")
+                    Some("it forked while it read asynchronously, and released its unused pool pages")
                 }
             },
         }

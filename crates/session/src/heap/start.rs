@@ -166,8 +166,8 @@ fn choose_for(
 const NO_PAGES: [NodePages; MOST_NODES] = [NodePages { node: 0, pages: 0 }; MOST_NODES];
 
 /// The part of `--numa` that does not concern a heap.
-const NOT_PLACED: &str = "--numa chooses the nodes of pool pages of the preloaded heap only: other memory of the heap comes by \
-                          the program's own memory policy (numactl --membind)";
+const NOT_PLACED: &str = "--numa chooses the nodes of pool pages of the preloaded heap only: other memory of the heap \
+     follows the program's own memory policy (numactl --membind)";
 
 /// Why a heap takes no pages by `--heap-reserve`.
 const NOT_RESERVED: &str =

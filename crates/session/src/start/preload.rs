@@ -31,7 +31,7 @@ pub fn preload_environment(
         return Err(why);
     }
     let library = find_library().ok_or(
-        "found no libpagelift.so.0 in ../lib beside pagelift; fix: install the package libpagelift0 or pagelift-libs, or \
+        "found no libpagelift.so.0 in ../lib of pagelift's folder; fix: install the package libpagelift0 or pagelift-libs, or \
          `make install`",
     )?;
     let words = variable.to_words()?;
@@ -64,7 +64,7 @@ fn checked(program: &Path, base: Option<&[CString]>) -> Option<String> {
     let read = heap_choice::Program::read(program, &environment).ok()??;
     match Allocator::of(&read).family {
         Family::Checker { tool } => {
-            Some(format!("{} is checked by {tool}, beside which nothing is preloaded", program.display()))
+            Some(format!("{} is checked by {tool}, with which nothing can be preloaded", program.display()))
         }
         _ => None,
     }

@@ -103,8 +103,8 @@ pub enum StoreError {
     NoLease(#[source] io::Error),
     /// Images of such a file are made only on request.
     #[error(
-        "no image is made of it without being asked for, since {why}; needed: a file that root alone can write or \
-         exchange; fix, as root: pagelift image add {}",
+        "no image is made of it automatically, since {why}; needed: a file that only root can write or exchange; fix, \
+         as root: pagelift image add {}",
         quoted_path(path)
     )]
     NotAskedFor {
@@ -121,7 +121,7 @@ pub enum StoreError {
     Young(PathBuf),
     /// Images that were made without a request take all that they may take.
     #[error(
-        "images that nobody asked for may take {}, and take {}; needed {} more; fix, as root: `pagelift image add FILE`, or \
+        "automatic images may take {}, and take {}; needed {} more; fix, as root: `pagelift image add FILE`, or \
          `pagelift image setup --size SIZE`", size(.allowed), size(.found), size(.needed)
     )]
     OverShare {
@@ -203,7 +203,7 @@ pub enum StoreError {
         elsewhere: u64,
     },
     /// The layout is for other huge pages.
-    #[error("the store is made of pages of {found}, {wanted} asked for")]
+    #[error("the store has pages of {found}, {wanted} requested")]
     OtherPageSize {
         /// Size asked for.
         wanted: PageSize,

@@ -153,7 +153,7 @@ pub enum Refusal {
     },
     /// Some blocks stayed small although nobody maps them and enough memory is free.
     #[error(
-        "found pages of {} in use by the kernel or for I/O, needed them at rest; fix: pagelift cache prepare {}, again",
+        "found pages of {} in use by the kernel or for I/O, needed unused pages; fix: pagelift cache prepare {}, again",
         counted(*blocks), quoted_path(path)
     )]
     InUse {
@@ -164,7 +164,7 @@ pub enum Refusal {
     },
     /// Blocks were read in huge folios and dropped again before anybody mapped them.
     #[error(
-        "found {} that reclaim has dropped again, needed memory for the file; fix: name {} in \
+        "found {} that reclaim has dropped again, needed blocks that stay cached; fix: name {} in \
          /etc/pagelift/cache.conf and run `pagelift cache keep --lock --budget SIZE`",
         counted(*blocks), printable(&path.to_string_lossy())
     )]

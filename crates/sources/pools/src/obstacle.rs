@@ -69,7 +69,7 @@ impl fmt::Display for Obstacle {
         match self {
             Self::Floor { node, available, floor, wanted } => write!(
                 f,
-                "memory{}: found {} available, needed {} and {} that are left alone; fix: fewer pages, or a smaller \
+                "memory{}: found {} available, needed {} and {} to keep free; fix: fewer pages, or a smaller \
                  --keep-free",
                 node.map_or_else(String::new, |node| format!(" of node {node}")),
                 format_bytes(*available),

@@ -112,7 +112,7 @@ impl Record {
             Recorded::Nothing => (None, format!("found no {}", self.path().display())),
             Recorded::Unusable(why) => (None, why),
         };
-        let note = recorded.is_none().then(|| format!("{why}; the pages that are named count in its place"));
+        let note = recorded.is_none().then(|| format!("{why}; the named pages are used instead"));
         let changes = recorded.unwrap_or_else(|| named.iter().map(Change::of).collect());
         let (mut given, mut kept, mut failed) = (Vec::new(), Vec::new(), None);
         for change in self.still_there(settings, changes) {

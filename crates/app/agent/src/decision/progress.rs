@@ -103,7 +103,7 @@ impl fmt::Display for Unsettled {
             Self::Cpu { found, needed } => {
                 write!(
                     f,
-                    "CPU time used: found {}, needed {}, so that the lift is cheap beside it",
+                    "CPU time used: found {}, needed {}, so that the lift is cheap in comparison",
                     Time(found),
                     Time(needed)
                 )

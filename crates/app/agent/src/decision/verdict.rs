@@ -74,7 +74,8 @@ pub fn least_cpu_to_measure(estimate: Duration, known: &Summary, settings: &Sett
 pub fn unpaid(used: Duration, needed: Duration) -> Option<Refusal> {
     let text = || {
         format!(
-            "all processes of its build have used {} of CPU time; needed: {}, so that the measurement is cheap beside it",
+            "all processes of its build have used {} of CPU time; needed: {}, so that the measurement is cheap in \
+             comparison",
             Time(rounded(used)),
             Time(rounded(needed))
         )

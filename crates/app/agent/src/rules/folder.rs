@@ -94,7 +94,8 @@ fn read_file(path: &Path) -> Result<ConfigFile, ConfigError> {
     }
     if !is_of_trusted_user(&metadata) || metadata.mode() & OTHERS_WRITE != 0 {
         let found = format!("found user {} and mode {:o}", metadata.uid(), metadata.mode() & 0o7777);
-        let needed = "needed: a file of root or of this user that nobody else may write; fix: chown root and chmod 644";
+        let needed =
+            "needed: a file of root or of this user that no other user may write; fix: chown root and chmod 644";
         return Err(whole(path, format!("others could change the rules: {found}, {needed}")));
     }
     let mut bytes = Vec::new();
@@ -103,7 +104,7 @@ fn read_file(path: &Path) -> Result<ConfigFile, ConfigError> {
         return Err(whole(path, format!("more than {} KiB; needed: less", LARGEST >> 10)));
     }
     let text = String::from_utf8(bytes).map_err(|error| {
-        whole(path, format!("not UTF-8 behind byte {}; needed: a text", error.utf8_error().valid_up_to()))
+        whole(path, format!("not UTF-8 after byte {}; needed: a text", error.utf8_error().valid_up_to()))
     })?;
     Ok(ConfigFile { name: path.display().to_string(), text })
 }

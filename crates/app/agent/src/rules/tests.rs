@@ -161,7 +161,7 @@ fn hostile_files_are_refused() {
     };
     let file = folder.path().join("a.toml");
     fs::write(&file, [0x66, 0xff]).unwrap();
-    refused("not UTF-8 behind byte 1");
+    refused("not UTF-8 after byte 1");
     fs::write(&file, " ".repeat((1 << 20) + 1)).unwrap();
     refused("more than 1024 KiB");
     fs::write(&file, "").unwrap();

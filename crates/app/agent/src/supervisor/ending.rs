@@ -52,7 +52,7 @@ pub fn crash(status: Option<i32>, after: Duration) -> Option<String> {
     let seconds = after.as_secs();
     let Some(status) = status else {
         return Some(format!(
-            "it ended within {seconds} s after its lift, and this kernel does not say how (needed: Linux 6.15)"
+            "it ended within {seconds} s after its lift, and this kernel does not report how (needed: Linux 6.15)"
         ));
     };
     let signal = Signal::try_from(status & 0x7f).ok().filter(|signal| CRASHES.contains(signal))?;
@@ -69,7 +69,7 @@ pub fn crash_while_measured(status: Option<i32>, after: Duration) -> Option<Stri
 /// is how the kernel frees memory.
 pub fn killed_by_lift(status: Option<i32>) -> Option<String> {
     let Some(status) = status else {
-        return Some("it ended during its lift, and this kernel does not say how (needed: Linux 6.15)".to_owned());
+        return Some("it ended during its lift, and this kernel does not report how (needed: Linux 6.15)".to_owned());
     };
     let signal = Signal::try_from(status & 0x7f).ok()?;
     let counts = signal == Signal::SIGKILL || CRASHES.contains(&signal);

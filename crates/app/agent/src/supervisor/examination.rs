@@ -34,7 +34,7 @@ pub(super) fn examine(entry: Entry, worker: &mut dyn Worker, state: &Path, own: 
 }
 
 fn in_doubt(entry: Entry, why: String) -> Entry {
-    let why = format!("what its lift has changed is not known, since it cannot be examined: {why}");
+    let why = format!("the effect of its lift is unknown, since it cannot be examined: {why}");
     Entry { refusal: Some(Refusal::new(Reason::WorkerFailed, why)), ..entry }
 }
 

@@ -177,7 +177,7 @@ impl LiftFiles {
 
     /// The first line that `pagelift run` printed.
     fn line(&mut self) -> Result<String> {
-        Ok(text_of(&mut self.errors)?.lines().next().unwrap_or("`pagelift run` said nothing").to_owned())
+        Ok(text_of(&mut self.errors)?.lines().next().unwrap_or("`pagelift run` printed no result").to_owned())
     }
 }
 

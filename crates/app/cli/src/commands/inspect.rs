@@ -100,7 +100,8 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
         let used = watch.zip(tlb).map(|(watch, tlb)| Used { marks: watch.finish(&tlb), tlb });
         let hint = (!looks).then(|| {
             format!(
-                "To check whether the TLB holds the pages in use: `pagelift inspect --used {pid}`; with a measured reach: --probe."
+                "To check whether the TLB holds the pages in use: `pagelift inspect --used {pid}`; with a measured \
+                 reach: --probe."
             )
         });
         let mut inspection = inspect_process(pid, &policy, pools).map_err(|error| match error {
@@ -121,8 +122,8 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
     }
     if args.used {
         bail!(
-            "{} is no process; --used counts what a process uses; needed: the number of one that runs under its usual load, \
-             or `pagelift stat -- CMD`",
+            "{} is not a process; --used counts the pages that a process uses; needed: the number of a process under \
+             its usual load, or `pagelift stat -- CMD`",
             path.display()
         );
     }
@@ -246,11 +247,11 @@ fn base_text(bases: &Bases) -> String {
             format_bytes(best.all.total)
         )
     };
-    let mut text = String::from("Base of the executable, and what huge pages cover there\n");
+    let mut text = String::from("Base of the executable, and the memory that huge pages cover\n");
     if let Some(now) = now {
         text += &format!("  now: {}\n", covered(now));
     }
     text += &format!("  a multiple of {page_size}: {}\n", covered(aligned));
     text += &format!("  best, {:#x} above a multiple of {page_size}: {}\n", best.offset, covered(&best.covered));
-    text + "`pagelift run` chooses the best by itself: most code first, then most read-only data, then most of all.\n"
+    text + "`pagelift run` chooses the best base: most code first, then most read-only data, then most memory in all.\n"
 }

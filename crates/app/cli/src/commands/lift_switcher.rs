@@ -124,8 +124,8 @@ impl LiftSwitcher {
         let first = policies.first().context("there is nothing to compare")?;
         if was_lifted {
             say!(
-                "pagelift: note: process {pid} is lifted already: it is put back for the time, and lifted anew at the end by \
-                 the options of the first arm: pagelift attach {} {pid}",
+                "pagelift: note: process {pid} is lifted already: it is restored for the measurement, and lifted again \
+                 at the end with the options of the first arm: pagelift attach {} {pid}",
                 foreign_text::words(words(first))
             );
         }

@@ -33,7 +33,7 @@ pub fn run(args: &PerfMapArgs) -> anyhow::Result<()> {
 
 fn text(pid: i32, summary: &PerfMapSummary) -> String {
     let Some(path) = &summary.path else {
-        return format!("process {pid}: all code is mapped from its files, where perf finds the symbols by itself\n");
+        return format!("process {pid}: all code is mapped from its files, in which perf finds the symbols\n");
     };
     let mut text = format!("{}: {} symbols\n", printable(&path.display().to_string()), summary.symbols);
     if let Some(owner) = summary.owner.filter(|&owner| owner != 0) {

@@ -315,7 +315,7 @@ impl<'a> Teller<'a> {
             StartEvent::NoPerfMap { pid, error } => self.say_line(*pid, &format!("pagelift: no perf map: {error}")),
             StartEvent::LeftAlone { pid, why } if self.args.outcome.verbose => {
                 let name = session::process_name(*pid);
-                self.say_line(*pid, &format!("pagelift: {name}: not followed, nor what it starts: {why}"));
+                self.say_line(*pid, &format!("pagelift: {name}: not followed, nor the programs that it starts: {why}"));
             }
             StartEvent::LeftAlone { .. } => {}
             StartEvent::Killed { pid, why } => {

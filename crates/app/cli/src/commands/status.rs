@@ -95,8 +95,7 @@ fn of_lost(lost: &[LostContents]) -> String {
             lost.ranges.iter().next().map(|range| format!(" from {:x} on", range.start().0)).unwrap_or_default();
         format!(
             "warning: {bytes} of the copy of {path} are lost{first}: the process has discarded them (MADV_DONTNEED or \
-             MREMAP_DONTUNMAP) and reads zeros, where its file has something else; needed: a restart, with --pages image \
-             or --seal\n"
+             MREMAP_DONTUNMAP) and reads zeros instead of the file's contents; needed: a restart, with --pages image or --seal\n"
         )
     };
     lost.iter().map(line).collect()

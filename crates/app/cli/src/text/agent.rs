@@ -207,7 +207,7 @@ fn round(time: Duration) -> Duration {
 fn verdict(explanation: &Explanation<'_>) -> String {
     let Explanation { judgement, entry, block, waits, switch, state_error, .. } = explanation;
     if let Some(error) = state_error {
-        return format!("what the agent has done is not known: {error}");
+        return format!("the agent's actions are unknown: {error}");
     }
     if let Some(entry) = entry {
         return format!("state: {}", state(entry));

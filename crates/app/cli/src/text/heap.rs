@@ -72,7 +72,7 @@ fn running(heap: &RunningHeap) -> String {
     let mut text = String::from("\nPreloaded heap\n");
     if heap.pool_page > 0 {
         text += &format!(
-            "  pool, pages of {}: {} used of {} taken, {} asked for\n",
+            "  pool, pages of {}: {} used of {} taken, {} requested\n",
             format_bytes(heap.pool_page),
             format_bytes(heap.pool_used),
             format_bytes(heap.pool_taken),
@@ -85,7 +85,7 @@ fn running(heap: &RunningHeap) -> String {
     text += &format!("  beside the pool: {}, as the kernel backs it (above)\n", format_bytes(heap.mapped));
     text += &small_blocks(heap);
     text += &format!(
-        "  large blocks: {} asked for, {} held, {} kept for the next\n",
+        "  large blocks: {} requested, {} held, {} kept for reuse\n",
         format_bytes(heap.large_asked),
         format_bytes(heap.large_held),
         format_bytes(heap.large_kept)
@@ -137,7 +137,10 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(text.ends_with("; code and data: nothing lifted: none of the memory asked for is there"), "{text}");
+        assert!(
+            text.ends_with("; code and data: nothing lifted: the process has none of the requested memory"),
+            "{text}"
+        );
         assert!(report.is_complete(), "the heap was asked for, and there is no code to lift");
         report.heap = Some(HeapInPlace { before: anonymous(0), after: anonymous(0), left: 4 << 20 });
         let text = outcome(&report);

@@ -41,7 +41,9 @@ fn is_open_for_writing(text: &str) -> bool {
 /// Returns a warning for every lift of writable memory from the pool.
 pub fn fork_warning(report: &LiftReport) -> Option<&'static str> {
     let risky = report.lift.ranges.iter().any(|r| r.protection.write && r.source == Some(Source::Hugetlb));
-    risky.then_some("writable memory is on pool pages: children of a fork need free pool pages for what they write")
+    risky.then_some(
+        "writable memory is on pool pages: children of a fork need free pool pages for memory that they write",
+    )
 }
 
 /// Returns the cost of a lift at the start, for the end of its line.

@@ -84,13 +84,13 @@ fn users(view: &PoolsView) -> String {
     for pool in view.pools.iter().filter(|pool| pool.unexplained > 0) {
         let (pages, size) = (pool.unexplained, pool.counts.size);
         text += &format!(
-            "{pages} x {size} more are used by what is not seen here: System V segments that nobody has attached, files that are \
-             open but deleted, IPC namespaces of others\n"
+            "{pages} x {size} more have users that are not visible here: unattached System V segments, open but \
+             deleted files, or other IPC namespaces\n"
         );
         for segment in view.users.unattached.iter().filter(|segment| segment.may_lie_on(size)) {
             text += &format!(
-                "  perhaps System V segment {} (key 0x{:08x}, user {}, {}), which nobody has attached; the kernel does not say on \
-                 which pages it lies; `ipcrm -m {}` removes it\n",
+                "perhaps System V segment {} (key 0x{:08x}, user {}, {}), which no process has attached; the kernel \
+                 does not report its pages; `ipcrm -m {}` removes it\n",
                 segment.id,
                 segment.key,
                 segment.uid,

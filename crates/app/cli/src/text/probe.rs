@@ -122,7 +122,9 @@ fn simulated(simulated: &Simulated) -> String {
             "{head}: an entry seems to hold {joined} neighbouring pages ({nearest}; `pagelift estimate --joined {joined}`).\n\n"
         ),
         (false, _) => {
-            format!("{head}: they do not agree, so that what `pagelift estimate` says of this CPU is uncertain.\n\n")
+            format!(
+                "{head}: they do not agree, so that the results of `pagelift estimate` for this CPU are uncertain.\n\n"
+            )
         }
     }
 }

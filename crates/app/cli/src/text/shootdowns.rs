@@ -332,7 +332,7 @@ fn remedy(cure: &Remedy) -> String {
     };
     let mut text = match &cure.value {
         Some(value) if cure.beside_others => {
-            format!("    cure: {}={value}, before what it has there\n", cure.variable)
+            format!("    cure: {}={value}, before its present value\n", cure.variable)
         }
         Some(value) => format!("    cure: {}={value}\n", cure.variable),
         None => format!("    {} is set so already\n", cure.variable),

@@ -65,7 +65,7 @@ impl Sum {
         let (processes, bytes) = (self.processes, format_bytes(self.bytes));
         let mut line = format!("pagelift: {}: {processes} processes, {bytes} on huge pages in all", names.join(", "));
         if self.postponed > 0 {
-            line += &format!(", {} with more to come when they had used CPU time", self.postponed);
+            line += &format!(", {} with more to lift after more CPU time", self.postponed);
         }
         if self.not_lifted > 0 {
             line += &format!(", {} not lifted", self.not_lifted);
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(held, [false, false, true, true, true]);
         assert!(sum.holds(103) && !sum.holds(101));
         let line = sum.end(&["cc1".to_owned(), "as".to_owned()]).unwrap();
-        let expected = "pagelift: as, cc1: 5 processes, 16.0 MiB on huge pages in all, 1 with more to come when they had used CPU \
+        let expected = "pagelift: as, cc1: 5 processes, 16.0 MiB on huge pages in all, 1 with more to lift after more CPU \
                         time, 2 not lifted, the first: as[102]: nothing lifted: small (--each prints a line for each)";
         assert_eq!(line, expected);
         assert!(!sum.count(106, "cc1", MIB, false, String::new), "lines come back after the sum");

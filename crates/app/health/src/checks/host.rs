@@ -61,8 +61,8 @@ pub fn executable_pages(facts: &Facts) -> Vec<Outcome> {
         "a CPU that is not affected",
         "KVM maps code of guests by 4 KiB pages on such CPUs; programs of the host itself are not concerned",
         Some(Fix::by_hand(
-            "newer CPUs are not affected; kvm.nx_huge_pages=off on the host gives up the protection: only where all \
-             guests are trusted",
+            "newer CPUs are not affected; kvm.nx_huge_pages=off on the host removes the protection: only if all guests \
+             are trusted",
         )),
     )
 }

@@ -36,7 +36,7 @@ const FEATURES: [Row; 8] = [
         name: "memfd_create with MFD_HUGETLB",
         severity: Severity::Note,
         needed: "Linux 4.14 with CONFIG_HUGETLBFS",
-        lost: "programs that ask for pool pages in this way get none",
+        lost: "programs that request pool pages in this way get none",
     },
     Row {
         feature: Feature::Collapse,
@@ -71,7 +71,7 @@ const FEATURES: [Row; 8] = [
         name: "userfaultfd",
         severity: Severity::Note,
         needed: "CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd = 1",
-        lost: "only where writable memory is on the pool: a fork stops the other threads for longer",
+        lost: "only if writable memory is on the pool: a fork stops the other threads for longer",
     },
 ];
 

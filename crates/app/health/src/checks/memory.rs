@@ -38,7 +38,7 @@ pub fn fragmentation(facts: &Facts) -> Vec<Outcome> {
         "free memory is in small pieces",
         format!("{} free, of which blocks of {huge} {each}", format_bytes(free)),
         format!("{} blocks or more", needed / huge.bytes()),
-        "a huge page that is not there at once is compacted for, or not had at all",
+        "if no huge page is free, memory is compacted first, or the program gets no huge page",
         Some(Fix::write(1, "/proc/sys/vm/compact_memory").with_note(lasting)),
     )
 }
@@ -114,7 +114,7 @@ pub fn damon(facts: &Facts) -> Vec<Outcome> {
     };
     let Some(first) = schemes.first() else { return fine("DAMON does not reclaim memory") };
     let of_what = match schemes.iter().all(|scheme| scheme.spares_mapped) {
-        true => "pages that nobody maps",
+        true => "pages that no process maps",
         false => "idle pages",
     };
     found(

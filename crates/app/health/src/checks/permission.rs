@@ -23,8 +23,8 @@ pub fn ptrace(facts: &Facts) -> Vec<Outcome> {
             "0 or 1",
             "`pagelift attach` is impossible; `pagelift run` lifts dynamically linked programs from inside (--via preload)",
             Some(Fix::write(format!("{SCOPE} = 1"), LAST_SYSCTL).with_note(
-                "then reboot: Linux does not let go of 3 before. Files of sysctl.d are read in the order of their names, so that \
-                 this one overrides the others; a line in /etc/sysctl.conf has to go, which some systems read last",
+                "then reboot: Linux does not lower 3 before that. Files of sysctl.d are read in the order of their names, so that \
+                 this one overrides the others; remove a line in /etc/sysctl.conf, which some systems read last",
             )),
         ),
         (_, Some(Attempt::Refused { .. })) if scope == 2 && !facts.is_root => found(

@@ -115,11 +115,11 @@ pub fn glibc_heap(facts: &Facts) -> Vec<Outcome> {
     let Some((Family::Glibc { minor: Some(minor @ HEAPS_ASK..) }, _)) = &program.allocator else { return Vec::new() };
     let is_set = program.environment.iter().any(|text| text.contains("glibc.malloc.hugetlb="));
     if is_set || facts.thp_mode() != Some("madvise") {
-        return fine(format!("the heaps of glibc 2.{minor} do not ask for huge pages by themselves here"));
+        return fine(format!("the heaps of glibc 2.{minor} do not request huge pages here"));
     }
     found(
         Severity::Note,
-        "glibc's heaps ask for huge pages by themselves",
+        "glibc's heaps request huge pages",
         format!("glibc 2.{minor} in the mode madvise, without glibc.malloc.hugetlb in GLIBC_TUNABLES"),
         "nothing for a large heap; glibc.malloc.hugetlb=0 for a small daemon",
         "each arena fills whole huge pages: 22 to 28 MB more for a small daemon",

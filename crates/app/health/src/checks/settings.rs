@@ -43,7 +43,7 @@ pub fn heap(facts: &Facts) -> Vec<Outcome> {
             Fix::root(format!("pagelift attach --lift anon {pid}")).with_note(note)
         }
         _ => Fix::root(format!("pagelift attach {pid} --heap=thp")).with_note(
-            "collapses what is allocated now, in place; `pagelift run --heap=auto` also serves what comes later",
+            "collapses allocated memory, in place; `pagelift run --heap=auto` also serves later allocations",
         ),
     };
     found(
@@ -103,7 +103,7 @@ pub fn java(facts: &Facts) -> Vec<Outcome> {
         return Vec::new();
     };
     if command_has(program, &["-XX:+UseTransparentHugePages"]) {
-        return fine("Java asks for transparent huge pages");
+        return fine("Java requests transparent huge pages");
     }
     // The check of pages that programs request says more.
     if command_has(program, &["-XX:+UseLargePages"]) {
@@ -115,7 +115,7 @@ pub fn java(facts: &Facts) -> Vec<Outcome> {
         "Java's heap is on base pages",
         "neither -XX:+UseTransparentHugePages nor -XX:+UseLargePages",
         "one of them",
-        "the JVM maps its heap by itself: its own flag serves it from the start, better than anything from outside",
+        "the JVM maps its own heap: its own flag serves it from the start, better than a lift from outside",
         Some(
             Fix::user(command).with_note("with -XX:+AlwaysPreTouch the huge pages are there before the first request"),
         ),

@@ -311,7 +311,7 @@ fn memory() {
     finds("min-free", Advice, ["8192", "sysctl vm.min_free_kbytes=67584"], |f| f.memory.min_free_kib = Some(8192));
     finds("swap", Advice, ["5.0 MiB", "vm.swappiness"], |f| running_of(f).swapped = 5 * MIB);
     let scheme = |spares_mapped| DamonReclaim { place: "kdamonds/0".into(), spares_mapped };
-    finds("damon", Note, ["kdamonds/0: pageout of pages that nobody maps", "cache keep --lock"], |f| {
+    finds("damon", Note, ["kdamonds/0: pageout of pages that no process maps", "cache keep --lock"], |f| {
         f.memory.damon = Some(vec![scheme(true)]);
     });
     finds("damon", Note, ["pageout of idle pages", "cache.conf"], |f| {

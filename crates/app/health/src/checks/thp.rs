@@ -69,7 +69,7 @@ pub fn switched_off(facts: &Facts) -> Vec<Outcome> {
             Severity::Note,
             format!("transparent huge pages only where advised, for {who}"),
             "PR_SET_THP_DISABLE with PR_THP_DISABLE_EXCEPT_ADVISED (Linux 6.18)",
-            "nothing: Pagelift advises what it lifts",
+            "nothing: Pagelift advises the memory that it lifts",
             "the mode `always` does not act on this process",
             None,
         ),
@@ -113,7 +113,7 @@ pub fn defrag(facts: &Facts) -> Vec<Outcome> {
     let file = format!("{THP}/defrag");
     let (found_mode, why) = match facts.thp.defrag.as_deref() {
         None => return Vec::new(),
-        Some("never") => ("never", "where memory is fragmented a page fault gets no huge page, advised or not"),
+        Some("never") => ("never", "if memory is fragmented, a page fault gets no huge page, advised or not"),
         Some("always") => ("always", "every page fault of every program may stall in compaction, for milliseconds"),
         Some(mode) => return fine(format!("defrag: {mode}")),
     };
@@ -203,7 +203,7 @@ pub fn shared(facts: &Facts) -> Vec<Outcome> {
         "shared memory is not aligned for huge pages",
         format!("{word} in {THP}/shmem_enabled; {in_words}"),
         "advise, when the program starts",
-        "the kernel aligns shared memory only if the setting permits huge pages; it creates none by itself",
+        "the kernel aligns shared memory only if the setting permits huge pages; it creates none itself",
         Some(fix),
     )
 }

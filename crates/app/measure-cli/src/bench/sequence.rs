@@ -22,7 +22,7 @@ pub fn run(args: &MeasureLiftArgs) -> anyhow::Result<()> {
     // Interruptions are caught before the program is changed.
     let interrupted = interruptions()?;
     let pid = args.pid;
-    ensure!(Path::new(&format!("/proc/{pid}")).exists(), "process {pid} is not there");
+    ensure!(Path::new(&format!("/proc/{pid}")).exists(), "process {pid} does not exist");
     let source = args.work.replace("{pid}", &pid.to_string()).parse::<WorkSource>()?;
     let per = if source == WorkSource::Instructions { Per::Cycle } else { Per::CpuSecond };
     let mut work = source.open(pid)?;

@@ -33,10 +33,7 @@ impl Arms {
                 lifts.push(Vec::new());
                 variables.push(calm);
             }
-            ensure!(
-                !names.is_empty(),
-                "nothing to compare with plain; fix: another arm beside it, as in --arms plain,calm"
-            );
+            ensure!(!names.is_empty(), "nothing to compare with plain; fix: add another arm, as in --arms plain,calm");
             let commands = lifts.iter().map(|_| plain.to_vec()).collect();
             return Ok(Self { names, lifts, commands, variables });
         }

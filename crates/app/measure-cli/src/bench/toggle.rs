@@ -48,8 +48,8 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
     let counts_switches = work.counts_switches() && matches!(switched, Switched::Lifted(..));
     if counts_switches && !args.steady {
         say!(
-            "pagelift: note: a lift makes system calls in the program and stops its threads, which {} count: switches are left \
-             out of the ratio, and what one costs is said beside it",
+            "pagelift: note: a lift makes system calls in the program and stops its threads, which {} count: switches \
+             are excluded from the ratio, and their cost is printed separately",
             work.unit()
         );
     }
@@ -81,7 +81,7 @@ fn switched(args: &BenchArgs) -> anyhow::Result<Switched> {
         return Ok(Switched::ByCommands(on.clone(), off.clone()));
     }
     let (names, policies): (Vec<_>, Vec<_>) = arms(args).into_iter().unzip();
-    ensure!(!names.is_empty(), "nothing to compare with plain; fix: another arm beside it, as in --arms plain,thp");
+    ensure!(!names.is_empty(), "nothing to compare with plain; fix: add another arm, as in --arms plain,thp");
     Ok(Switched::Lifted(names, policies.into_iter().map(reversible).collect::<anyhow::Result<_>>()?))
 }
 
@@ -120,7 +120,8 @@ fn of_running(args: &BenchArgs, pid: i32, load: Option<&LoadSource>, interrupted
     let shown = source.shown();
     ensure!(
         !shown.contains("{port}") && !shown.contains("{dir}"),
-        "{shown}: {{port}} and {{dir}} need a server that bench starts; fix: write the address on which process {pid} listens"
+        "{shown}: {{port}} and {{dir}} need a server that bench starts; fix: write the address on which process {pid} \
+         listens"
     );
     Ok(Live::of_running(&LiveLoad { source, clients: args.servers.clients }, limits(args, interrupted))?)
 }

@@ -158,8 +158,8 @@ impl Chooser<'_> {
         };
         guesses.then(|| {
             format!(
-                "Type=forking without PIDFile= has systemd guess the main process, which fails while a helper runs \
-                 beside it, as for {option}; fix: PIDFile="
+                "Type=forking without PIDFile= makes systemd guess the main process, which fails while a helper also \
+                 runs, as for {option}; fix: PIDFile="
             )
         })
     }

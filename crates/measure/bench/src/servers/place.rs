@@ -36,7 +36,7 @@ pub fn words_of(command: &str) -> Result<Vec<String>, String> {
     match shlex::split(command) {
         Some(words) if !words.is_empty() => Ok(words),
         Some(_) => Err("the command is empty; needed: a program and its arguments".to_owned()),
-        None => Err(format!("{command}: a quotation mark has no other; fix: write it twice or behind a backslash")),
+        None => Err(format!("{command}: a quotation mark is not closed; fix: write it twice or after a backslash")),
     }
 }
 

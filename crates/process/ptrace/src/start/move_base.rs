@@ -66,7 +66,7 @@ pub fn move_image(
     let auxiliary = AuxiliaryVector::read(injector.memory(), stack_pointer)?;
     let mappings = space.overlapping(extent);
     if mappings.iter().any(|mapping| !extent.covers(mapping.range)) {
-        return Err(MoveError::NotUnderstood("the image shares a mapping with something else"));
+        return Err(MoveError::NotUnderstood("the image shares a mapping with other memory"));
     }
     // The kernel may map the vDSO, or any other mapping, into a gap between distant segments.
     let of_image = |mapping: &Mapping| mapping.path().is_some() || mapping.name == MappingName::Anonymous;

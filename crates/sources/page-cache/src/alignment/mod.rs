@@ -35,8 +35,8 @@ pub struct NotElf;
 pub enum AlignError {
     /// A program of a fixed address.
     #[error(
-        "found a program of a fixed address, which the linker alone has chosen: {} of {} of its code lie in whole huge pages \
-         there; needed a position-independent one (-fPIE -pie)", format_bytes(*.covered), format_bytes(*.code)
+        "found a program of a fixed address, chosen by the linker: {} of {} of its code are in whole huge pages; \
+         needed a position-independent program (-fPIE -pie)", format_bytes(*.covered), format_bytes(*.code)
     )]
     Fixed {
         /// Bytes of code in whole huge pages.
@@ -46,8 +46,8 @@ pub enum AlignError {
     },
     /// No segment's address agrees with its offset.
     #[error(
-        "found that no read-only segment fills a huge page of {0} where its address agrees with its offset, needed one; fix: \
-         link it anew with the flags that `pagelift align --check` prints"
+        "found no read-only segment that fills a huge page of {0} at an address that agrees with its offset, needed \
+         one; fix: link it again with the flags that `pagelift align --check` prints"
     )]
     NothingCongruent(PageSize),
     /// Nothing is left to do.

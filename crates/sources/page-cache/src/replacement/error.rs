@@ -59,7 +59,7 @@ pub enum ReplaceError {
         needed: u64,
     },
     /// The file system cannot make a file without a name.
-    #[error("found a file system without O_TMPFILE, needed one that leaves nothing behind when this program is killed")]
+    #[error("found a file system without O_TMPFILE, needed one with it, so that a killed run leaves no file")]
     NoNamelessFiles,
     /// A part of the metadata could not be given to the copy.
     #[error("found that the copy cannot have the same {what} ({source}), needed all; fix: run it as root")]
@@ -74,7 +74,7 @@ pub enum ReplaceError {
     #[error("found that the copy differs in its {0} after it was written, needed the same; the copy was dropped")]
     Differs(String),
     /// The file was changed or replaced while it was copied.
-    #[error("found that the file was changed or replaced while it was copied, needed it to stay; fix: run it again")]
+    #[error("found that the file was changed or replaced during the copy, needed an unchanged file; fix: run it again")]
     Changed,
     /// The kernel refused something.
     #[error("{what}: {source}")]

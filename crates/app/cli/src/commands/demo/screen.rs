@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 /// The plan of the demo, and the conditions on this machine that may spoil it.
 pub(super) fn opening(machine: &MachineFacts, seconds: f64) -> String {
     let mut text = format!(
-        "The demo program runs three times side by side: plain, plain once more, lifted.\n\
-         They take turns in bursts of 10 ms for {seconds:.0} s, so that drift meets all alike.\n"
+        "The demo program runs three times side by side: plain, plain again, lifted.\n\
+         They run in turn in bursts of 10 ms for {seconds:.0} s, so that drift affects all equally.\n"
     );
     for warning in machine.warnings() {
         text += &format!("note: {warning}\n");
@@ -95,7 +95,7 @@ pub(super) fn results(series: &Series, generations: u32) -> String {
 fn how(rounds: usize, generations: u32, series: &Series) -> String {
     let place = series.cpu.map_or_else(String::new, |cpu| format!(" on CPU {cpu}"));
     let starts = match generations {
-        1 => "one start of each: what differs from start to start is not in the intervals".to_owned(),
+        1 => "one start of each: the intervals do not include differences between starts".to_owned(),
         several => format!("{several} starts of each, warm-up rounds dropped"),
     };
     let clock = series.clock_in_words();

@@ -19,8 +19,8 @@ impl Started {
     pub(super) fn of_process(pid: i32, again: bool) -> Result<Self> {
         ensure!(
             again,
-            "process {pid} runs already, and QEMU can trace only what it starts; fix: stop it where two cannot run at a \
-             time, and start another under the trace: `pagelift estimate -p {pid} --again` while it runs, or \
+            "process {pid} runs already, and QEMU can trace only programs that it starts; fix: stop it if two \
+             cannot run at a time, and start another under the trace: `pagelift estimate -p {pid} --again` while it runs, or \
              `pagelift estimate -- CMD`"
         );
         let files = ProcessFiles::of(pid);
@@ -52,8 +52,8 @@ fn check_rights(pid: i32) -> Result<ProcessRights> {
     match own.exceeds(&rights) {
         None => Ok(rights),
         Some(RightsDifference::User) => bail!(
-            "the program of process {pid} is not started again: found {} there and {} here, needed the same, since what a \
-             process names is executed with the rights of the process only; fix: as root, `{} setsid --wait pagelift estimate \
+            "the program of process {pid} is not started again: found {} there and {} here, needed the same, since \
+             the program of a process is executed only with the rights of the process; fix: as root, `{} setsid --wait pagelift estimate \
              -p {pid} --again`",
             identity(&rights),
             identity(&own),
@@ -61,7 +61,7 @@ fn check_rights(pid: i32) -> Result<ProcessRights> {
         ),
         Some(RightsDifference::Other(what)) => bail!(
             "the program of process {pid} is not started again: found that the process has {what}, needed a command with no \
-             more rights than it, since what a process names is executed with the rights of the process only; fix: \
+             more rights than it, since the program of a process is executed only with the rights of the process; fix: \
              `pagelift estimate -- CMD` in its container or sandbox"
         ),
     }

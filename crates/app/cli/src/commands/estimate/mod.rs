@@ -132,7 +132,7 @@ pub fn run(args: &EstimateArgs) -> Result<()> {
     fix_addresses().context("fixing the addresses of the programs that are started")?;
     let planned = plan(args, &started)?;
     // While it runs: it need not live as long as the trace.
-    let today = started.process.map(Today::of).transpose().context("reading what of the process is on huge pages")?;
+    let today = started.process.map(Today::of).transpose().context("reading the process's memory on huge pages")?;
     let request = Request {
         program: &program,
         words: &started.words,

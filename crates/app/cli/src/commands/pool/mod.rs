@@ -118,7 +118,7 @@ fn release_recorded(name: &str, named: &[ReleaseRequest]) -> anyhow::Result<()> 
     let record = Record::of(name)?;
     let of_number = |request: &ReleaseRequest| match request.amount {
         Amount::Pages(pages) => Ok(PoolRequest { size: request.size, pages, node: request.node }),
-        Amount::All => bail!("found `all` beside --record {name}, needed: a number of pages, or none named"),
+        Amount::All => bail!("found `all` with --record {name}, needed: a number of pages, or no pages"),
     };
     let named = named.iter().map(of_number).collect::<anyhow::Result<Vec<_>>>()?;
     let _lock = lock()?;
@@ -128,7 +128,7 @@ fn release_recorded(name: &str, named: &[ReleaseRequest]) -> anyhow::Result<()> 
     let out = Output::Standard;
     given.iter().try_for_each(|given| writeln!(out, "{}", text::given_back(given)))?;
     if given.is_empty() {
-        writeln!(out, "{}: nothing is left to be given back", record.path().display())?;
+        writeln!(out, "{}: no pages are left to release", record.path().display())?;
     }
     say_kubelet();
     Ok(())

@@ -31,8 +31,8 @@ fn place(requests: &[PoolRequest], numa: Numa, runs: bool, facts: Option<&NumaFa
     let candidates: Vec<u32> = facts.cpus.within(&facts.allowed).iter().collect();
     if numa == Numa::Local && !runs && candidates.len() > 1 {
         let note = format!(
-            "--numa local takes all pages of the node on which the program runs when it starts, which is not known before: \
-             they are planned on {} each",
+            "--numa local takes all pages from the node on which the program starts, which is unknown in advance: they \
+             are planned on {} each",
             facts.cpus.within(&facts.allowed)
         );
         return Ok(Placed { requests: on_each_of(requests, &candidates), note: Some(note) });

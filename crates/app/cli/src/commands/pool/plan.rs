@@ -147,7 +147,7 @@ fn needed(args: &PlanArgs) -> anyhow::Result<Needed> {
         && node != chosen
     {
         bail!(
-            "found --node {node} beside --numa node={chosen}, which takes no page there; fix: --node {chosen}, or no --node"
+            "found --node {node} with --numa node={chosen}, which takes no page there; fix: --node {chosen}, or no --node"
         );
     }
     let mut all = Needed { name: String::new(), requests: Vec::new(), notes: Vec::new(), pid: None };

@@ -87,7 +87,7 @@ pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
         if let Some(now) = install(&unit, &made.1, path, decide)? {
             made = now;
             if !args.json {
-                writeln!(Output::Standard, "otherwise, with what systemd has read only now:\n")?;
+                writeln!(Output::Standard, "otherwise, with the files that systemd has read only now:\n")?;
                 show(&made, path)?;
             }
         }
@@ -250,7 +250,7 @@ fn check(unit: &Unit, file: &DropIn, path: &Path) -> anyhow::Result<()> {
     let path = path.display().to_string();
     ensure!(now.list("DropInPaths").contains(&path), "systemd does not read {path}");
     let state = now.value("LoadState");
-    ensure!(state == "loaded", "systemd says `{state}` of the unit with {path}");
+    ensure!(state == "loaded", "systemd reports `{state}` for the unit with {path}");
     for wanted in file.values("Type") {
         let found = now.value("Type");
         ensure!(found == wanted, "systemd has Type={found} instead of {wanted}");

@@ -65,7 +65,7 @@ impl State {
             Self::Current => "current".to_owned(),
             Self::Outdated => format!("outdated: its ExecStart= has changed; fix: {again}"),
             Self::SandboxChanged => format!(
-                "outdated: its sandbox, another setting, or what it needs of this machine, has changed; fix: {again}"
+                "outdated: its sandbox, another setting, or a fact about this machine has changed; fix: {again}"
             ),
             Self::NoLauncher => format!("the pagelift that it starts is gone; fix: {again}"),
             Self::NotRead => {

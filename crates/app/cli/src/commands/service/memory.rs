@@ -166,7 +166,9 @@ fn started(units: &MemoryUnits, now: bool) -> anyhow::Result<Vec<String>> {
     }
     let line = |(running, lifting): (&String, &String)| match now {
         true => format!("{running} runs on and is lifted now; `journalctl -u {lifting}` shows the result"),
-        false => format!("{running} runs on; `systemctl start {lifting}` lifts it now, and each later start by itself"),
+        false => format!(
+            "{running} continues; `systemctl start {lifting}` lifts it now; later starts are lifted automatically"
+        ),
     };
     Ok(service.running.iter().zip(&lifting).map(line).collect())
 }

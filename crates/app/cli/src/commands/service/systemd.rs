@@ -78,7 +78,7 @@ pub fn look_up(name: &str) -> anyhow::Result<(String, Properties)> {
     let state = properties.value("LoadState");
     ensure!(
         state == "loaded",
-        "{name}: systemd says `{state}`; needed: a service; `systemctl list-unit-files` lists them"
+        "{name}: systemd reports `{state}`; needed: a service; `systemctl list-unit-files` lists them"
     );
     let id = properties.value("Id");
     if id == asked || name.contains("@.") {

@@ -49,7 +49,7 @@ impl ClientLoad {
                 Ok(Self { protocol, address: address.to_owned(), request: Pattern::parse(request), shown })
             }
             None => Err(format!(
-                "{shown}: what to ask is missing; fix: …?query=SELECT 1, or GET key:{{1..1000}}, at the end, as it is"
+                "{shown}: found no query; fix: …?query=SELECT 1, or GET key:{{1..1000}}, at the end, as it is"
             )),
         })
     }

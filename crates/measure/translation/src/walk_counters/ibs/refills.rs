@@ -104,7 +104,7 @@ impl Tally {
         let Self { records, hidden, walks, .. } = self;
         let walk = walks.latency().ok_or_else(|| match *hidden > LEAST_WALKS.max(walks.count) {
             true => format!(
-                "of {records} IBS samples {hidden} do not say how the address was translated; needed: root on Zen 5 with Linux \
+                "of {records} IBS samples {hidden} do not report how the address was translated; needed: root on Zen 5 with Linux \
                  6.15 to 7.0, which hide it from others"
             ),
             false => format!(

@@ -58,9 +58,7 @@ fn enter_by(
     let length = CodeSlot::length();
     let slot = slots.into_iter().find(|slot| page_named_by(slot).is_some() || slot.is_in_reach(thread));
     let slot = slot.ok_or_else(|| {
-        format!(
-            "no room for {length} bytes of code behind any of its segments, nor behind the vDSO; fix: `pagelift run`"
-        )
+        format!("no room for {length} bytes of code after any of its segments, nor after the vDSO; fix: `pagelift run`")
     })?;
     // Nothing is written before the facts of the plan are known to belong to this program.
     match slot.is_memory_of(thread, memory) {

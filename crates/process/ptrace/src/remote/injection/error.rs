@@ -32,7 +32,7 @@ pub enum InjectError {
     #[error("a seccomp filter of the thread refuses the call")]
     Filtered,
     /// Another process or thread has changed the memory that the call comes from, or the thread's filters.
-    #[error("the process was made to make another call than ours, by somebody who writes to its memory")]
+    #[error("the process made another call than the injected one: another program writes to its memory")]
     Interfered,
     /// The process has executed another program.
     #[error("it has executed another program")]

@@ -16,11 +16,11 @@ pub enum RelayoutError {
     #[error("found {0}, which reads its own file at fixed offsets; needed a program that does not; fix: none")]
     ReadsItself(&'static str),
     /// The file has no section headers, as after a packer or `sstrip`.
-    #[error("found no section headers, needed them to know what else the file holds; fix: link it without a packer")]
+    #[error("found no section headers, needed to know the file's other contents; fix: link it without a packer")]
     NoSections,
     /// Data that no header describes, at the end of the file.
     #[error(
-        "found {} behind the last section, needed none: the program may search its own file at fixed offsets; fix: --force, if it \
+        "found {} after the last section, needed none: the program may search its own file at fixed offsets; fix: --force, if it \
          counts from the end of the file", format_bytes(*.0)
     )]
     Trailing(u64),

@@ -55,7 +55,7 @@ fn nothing_is_said_of_few_or_of_hidden_walks() {
     assert!(few.walk.unwrap_err().starts_with("29 of 100 IBS samples are page walks; needed: 30; fix: a longer --for"));
     let hidden = tally([Translation::Hidden; 500]);
     let why = hidden.walk.unwrap_err();
-    assert!(why.contains("500 do not say how the address was translated; needed: root"), "{why}");
+    assert!(why.contains("500 do not report how the address was translated; needed: root"), "{why}");
 }
 
 #[test]
