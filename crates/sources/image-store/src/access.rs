@@ -1,9 +1,9 @@
 //! Determines who can read a source and who can change it, from its mode, its folders and their access control lists.
 //!
-//! The rules are simpler than the kernel's and never grant more: a file is readable by everybody where no user and no
-//! group is denied any right that reading it needs. An image is made without being asked for only of a file on which
-//! the kernel would honour a set-user-ID bit for root, so a user who can change or exchange it does not need an image
-//! to harm others.
+//! The rules are simpler than the kernel's and never grant more: a file is readable by everybody if no user and no
+//! group is denied any right that reading it needs. Automatic images are made only from files on which the kernel would
+//! honour a set-user-ID bit for root, so a user who can change or exchange such a file does not need an image to harm
+//! others.
 
 use linux::attributes;
 use linux::file_systems::XFS_SUPER_MAGIC;
@@ -38,9 +38,9 @@ const BY_MODE: [FsType; 6] =
     [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC];
 const ALSO_BY_MODE: [u32; 3] = [0x7371_7368, 0xe0f5_e1e2, 0x8584_58f6];
 
-/// True where the file of this identity lies at `path` and neither its mode, a folder's mode nor an access control list
-/// keeps anybody from reading it there. A file that is not found there, as one that was removed or that lies in a
-/// container, counts as not readable.
+/// True if the file of this identity is at `path`, and its mode, its folders' modes and access control lists let
+/// everybody read it there. A file that is not found there, because it was removed or is in a container, counts as not
+/// readable.
 pub(crate) fn is_readable_by_everybody(path: &Path, identity: &FileIdentity) -> bool {
     let mut device = None;
     path.is_absolute()
@@ -56,12 +56,12 @@ pub(crate) fn is_readable_by_everybody(path: &Path, identity: &FileIdentity) -> 
         })
 }
 
-/// True where the caller could read the file at this path.
+/// True if the caller can read the file at this path.
 pub(crate) fn is_readable_by_us(path: &Path) -> bool {
     nix::unistd::faccessat(nix::fcntl::AT_FDCWD, path, AccessFlags::R_OK, nix::fcntl::AtFlags::AT_EACCESS).is_ok()
 }
 
-/// Why a file is not root's own; `None` where it lies at its path, root alone can write it, and the mount allows
+/// The reason why a file is not root's own; `None` if it is at its path, only root can write it, and the mount allows
 /// set-user-ID programs.
 pub(crate) fn not_roots_own(path: &Path, identity: &FileIdentity) -> Option<String> {
     let Some(found) = at_its_path(path, identity) else {
@@ -80,7 +80,7 @@ pub(crate) fn not_roots_own(path: &Path, identity: &FileIdentity) -> Option<Stri
     }
 }
 
-/// Returns the metadata of what lies at the path, if it is the file of this identity itself and not a link to it.
+/// Returns the metadata of the path's last component, if it is the file with this identity and not a link to it.
 fn at_its_path(path: &Path, identity: &FileIdentity) -> Option<Metadata> {
     let found = fs::symlink_metadata(path).ok().filter(|_| path.is_absolute())?;
     is_it(&found, identity).then_some(found)

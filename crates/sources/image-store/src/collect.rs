@@ -1,10 +1,10 @@
-//! Removes images that are out of date or unused, and restricts those that show more than their source does.
+//! Removes images that are out of date or unused, and restricts images whose source not everybody can read.
 
 use crate::{Image, SourceState, Store, StoreError, Users};
 use process_view::Unanswered;
 use std::time::Duration;
 
-/// What to collect.
+/// Options of a collection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Collection {
     /// Report what would be removed, and remove nothing.
@@ -15,7 +15,7 @@ pub struct Collection {
     pub most_bytes: Option<u64>,
 }
 
-/// What a collection removed, or would remove.
+/// Result of a collection, or of a dry run.
 #[derive(Debug, Default)]
 pub struct Collected {
     /// Images that no process maps, and whose source has changed or that have not been used for the given time.
@@ -31,7 +31,8 @@ pub struct Collected {
     pub withdrawn: u64,
     /// Processes that do not answer.
     pub unanswered: Vec<Unanswered>,
-    /// Images that were not used for the given time, and that a process may map that does not answer.
+    /// Number of images that were unused for the given time and are kept because a process that does not answer may map
+    /// them.
     pub may_be_in_use: u64,
     /// Bytes that the kept images take.
     pub kept_bytes: u64,
@@ -50,11 +51,11 @@ impl Store {
         let (mut collected, mut kept) = (Collected::default(), Vec::new());
         for mut image in self.list()?.images {
             let is_old = matches!(image.source_state(), SourceState::Changed | SourceState::Gone);
-            // A process that this user cannot inspect could map it; root can inspect all that matter.
+            // A process that this user cannot inspect could map it; root can inspect all relevant processes.
             let is_used = !users.of(&image).is_empty();
             let is_unused = !is_old && collection.unused_for.is_some_and(|time| image.was_unused_for(time));
-            // A process that maps a removed image keeps its memory. So an image of an old file is removed even if a process may map
-            // it that does not answer.
+            // A process that maps a removed image keeps its memory. So an image of an old file is removed even if a
+            // process that does not answer may map it.
             let may_be_used = is_unused && !is_used && users.unseen(&image).is_some();
             collected.may_be_in_use += u64::from(may_be_used);
             if (is_old || is_unused) && !is_used && !may_be_used {

@@ -1,4 +1,4 @@
-//! Reads from the kernel on which pages an image is.
+//! Reads the sizes of an image's pages from the kernel.
 
 use crate::{Image, StoreError};
 use address_space::{Address, AddressRange, PageSize, RangeSet};
@@ -7,20 +7,20 @@ use process_view::{ObservationError, ProcessFiles};
 use serde::Serialize;
 use std::fs::File;
 
-/// What a process that maps an image gets. Bytes.
+/// Huge pages of a process that maps an image, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageCoverage {
     /// Huge pages that hold nothing but read-only segments.
     pub mappable: u64,
-    /// Bytes of these that the kernel maps by huge pages.
+    /// The part of `mappable` that the kernel maps by huge pages.
     pub huge: u64,
 }
 
 impl Image {
-    /// Maps the mappable parts of the image and reads in smaps by which pages the kernel maps them.
+    /// Maps the mappable parts of the image and reads from smaps the size of the pages that map them.
     ///
     /// # Errors
-    /// [`StoreError::Io`], also on Linux before 5.14, where the coverage cannot be determined.
+    /// [`StoreError::Io`], also on Linux before 5.14, which does not show the coverage.
     pub fn coverage(&self) -> Result<ImageCoverage, StoreError> {
         let size = self.layout().page_size();
         let mut coverage = ImageCoverage { mappable: 0, huge: 0 };
@@ -36,7 +36,7 @@ impl Image {
         Ok(coverage)
     }
 
-    /// Numbers of the huge pages that lie wholly in read-only segments.
+    /// Numbers of the huge pages that contain only read-only segments.
     pub(crate) fn mappable_pages(&self) -> impl Iterator<Item = u64> {
         let size = self.layout().page_size();
         let mut offsets = RangeSet::new();
@@ -48,15 +48,15 @@ impl Image {
     }
 }
 
-/// Returns what smaps of this process reports for the mappings of a file in `range`.
+/// Returns the huge bytes that smaps of this process reports for a file's mappings in `range`.
 fn huge_bytes(range: AddressRange, inode: u64) -> Result<u64, ObservationError> {
     let usages = ProcessFiles::own().smaps()?;
     let of_file = usages.iter().filter(|u| u.mapping.range.overlaps(range) && u.mapping.inode == inode);
     Ok(of_file.map(|usage| usage.huge()).sum())
 }
 
-/// Collapses ordinary pages of the image into huge ones. Where that fails the image still serves, and its coverage
-/// shows how far.
+/// Collapses ordinary pages of the image into huge ones. If that fails, the image is still usable, and its coverage
+/// shows the result.
 pub(crate) fn collapse(file: &File, pages: impl Iterator<Item = u64>, size: PageSize) {
     for (offset, length) in runs(pages, size) {
         if let Ok(mapping) = FileMapping::readable(file, offset, length, size) {

@@ -15,7 +15,7 @@ const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::
 /// Size of the buffer for names, in bytes; the longest name fits (getdents(2)).
 const LISTED_AT_ONCE: usize = 2 << 10;
 
-/// Opens a directory by a path in which no part is a symbolic link (`ELOOP` or `ENOTDIR` where one is).
+/// Opens a directory by a path in which no part is a symbolic link (`ELOOP` or `ENOTDIR` otherwise).
 pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, Errno> {
     let how = OpenHow::new().flags(DIRECTORY).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
     match openat2(nix::fcntl::AT_FDCWD, path, how) {

@@ -1,5 +1,5 @@
-//! Errors of using, making or removing stores and images. None of them harms a program, which gets its huge pages from
-//! another source.
+//! Errors of using, making or removing stores and images. A program is not harmed by these errors: it gets its huge
+//! pages from another source.
 
 use address_space::{ElfError, PageSize, format_bytes};
 use foreign_text::quoted_path;
@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why there is no image. Each text says what was found, what was needed, and the command that fixes it.
+/// Why there is no image. Each text names the value found, the value needed, and the command that fixes it.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// There is no such directory.
@@ -19,9 +19,9 @@ pub enum StoreError {
     Unfit {
         /// The directory.
         path: PathBuf,
-        /// What was found.
+        /// The value found.
         found: String,
-        /// What was needed.
+        /// The value needed.
         needed: &'static str,
         /// The command that fixes it.
         fix: String,
@@ -40,7 +40,7 @@ pub enum StoreError {
     Locked {
         /// The lock's file.
         path: PathBuf,
-        /// How long it was waited for.
+        /// Time waited.
         waited: Duration,
     },
     /// The lock is not the store's owner's.
@@ -74,7 +74,7 @@ pub enum StoreError {
     /// The file changed while it was copied, or so shortly before that a change could be missed.
     #[error("the file is being changed; an image is made of files that stay the same")]
     SourceChanging,
-    /// The file system keeps no time of change, without which an old image could be mistaken for that of a new file.
+    /// The file system has no time of change, so a new file could be mistaken for the source of an old image.
     #[error("its file system keeps no time of change (ctime), needed to recognise a changed file")]
     NoTimeOfChange,
     /// The file's contents can change without a change of its times.
@@ -108,7 +108,7 @@ pub enum StoreError {
         quoted_path(path)
     )]
     NotAskedFor {
-        /// What was found.
+        /// The reason.
         why: String,
         /// Path of the file.
         path: PathBuf,
@@ -119,7 +119,7 @@ pub enum StoreError {
          stays; fix, as root: pagelift image add {}, or --pages image", quoted_path(.0)
     )]
     Young(PathBuf),
-    /// Images that were made without a request take all that they may take.
+    /// Automatic images already use their whole share of the store.
     #[error(
         "automatic images may take {}, and take {}; needed {} more; fix, as root: `pagelift image add FILE`, or \
          `pagelift image setup --size SIZE`", size(.allowed), size(.found), size(.needed)
@@ -165,7 +165,7 @@ pub enum StoreError {
         /// Their size.
         size: PageSize,
     },
-    /// The NUMA node has too little for a copy of its own.
+    /// The NUMA node has too little memory for the copy.
     #[error(
         "node {node} has too little memory for its copy: needed {}, found {} {}; fix: {fix}", size(.needed), size(.free),
         what
@@ -177,7 +177,7 @@ pub enum StoreError {
         needed: u64,
         /// Bytes found.
         free: u64,
-        /// What the bytes are of.
+        /// The kind of memory that was counted.
         what: &'static str,
         /// The command or change that fixes it.
         fix: String,
@@ -205,7 +205,7 @@ pub enum StoreError {
     /// The layout is for other huge pages.
     #[error("the store has pages of {found}, {wanted} requested")]
     OtherPageSize {
-        /// Size asked for.
+        /// Requested size.
         wanted: PageSize,
         /// The store's.
         found: PageSize,
@@ -221,7 +221,7 @@ pub enum StoreError {
     Damaged {
         /// Its name in the store.
         name: String,
-        /// What is wrong with it.
+        /// The defect.
         problem: &'static str,
     },
     /// Only root can open the image.

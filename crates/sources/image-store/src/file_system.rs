@@ -1,4 +1,4 @@
-//! Checks whether a directory's file system can hold images, and how much.
+//! Checks whether a directory's file system can hold images, and its room.
 
 use crate::StoreError;
 use address_space::PageSize;
@@ -13,11 +13,11 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// Where an image's huge pages come from.
+/// The source of an image's huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FileSystem {
-    /// tmpfs mounted `huge=always`: transparent huge pages, as far as the kernel has them.
+    /// tmpfs mounted `huge=always`: transparent huge pages, if the kernel has them.
     Tmpfs,
     /// hugetlbfs: pages of the pool.
     Hugetlbfs,
@@ -26,9 +26,9 @@ pub enum FileSystem {
 /// Room in a store, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Space {
-    /// Most that the store may hold; `None` where it is bound by memory or the pool alone.
+    /// Maximum size of the store; `None` if only memory or the pool limits it.
     pub size: Option<u64>,
-    /// Free bytes of that; `None` where there is no bound.
+    /// Free part of `size`; `None` if there is no limit.
     pub free: Option<u64>,
 }
 
@@ -37,8 +37,8 @@ pub struct Space {
 pub(crate) enum Check {
     /// Everything.
     Whole,
-    /// Everything except what matters only for making an image: whether the kernel gives huge pages to a tmpfs file
-    /// that is being written. After mapping an image the lift reads back on which pages it is.
+    /// Everything except checks that matter only for making an image: whether the kernel gives huge pages to a tmpfs
+    /// file that is being written. After mapping an image the lift reads back the size of its pages.
     ToMap,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn inspect(
     }
 }
 
-/// Returns how much the file system of a directory holds.
+/// Returns the room on the file system of a directory.
 pub(crate) fn space(directory: impl AsFd) -> Result<Space, StoreError> {
     let stat = fstatfs(directory).map_err(|error| StoreError::io("statfs of the image store", error))?;
     let block = stat.block_size() as u64;
@@ -104,12 +104,12 @@ pub(crate) fn space(directory: impl AsFd) -> Result<Space, StoreError> {
     Ok(Space { size: bounded(stat.blocks()), free: bounded(stat.blocks_available()) })
 }
 
-/// True where the machine's setting forbids huge pages of shared memory to all mounts.
+/// True if the machine's setting forbids huge pages of shared memory to all mounts.
 fn is_shared_memory_denied() -> bool {
     fs::read_to_string(format!("{THP}/shmem_enabled")).is_ok_and(|text| chosen_word(&text) == Some("deny"))
 }
 
-/// The `huge=` of the mount with this device number; `None` where it has none.
+/// The `huge=` of the mount with this device number; `None` if it has none.
 fn huge_mode(device: u64) -> Option<String> {
     let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
     huge_mode_in(&text_of("/proc/self/mountinfo").ok()?, &format!("{major}:{minor}"))

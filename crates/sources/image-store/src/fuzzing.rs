@@ -6,7 +6,7 @@ use address_space::{ElfImage, PageSize};
 use std::io;
 use std::path::Path;
 
-/// Size of a huge page, in bytes; small, so that small files have many of them.
+/// Size of a huge page, in bytes; small, so that even a small file has many huge pages.
 const HUGE: u64 = 16 << 10;
 /// Largest image that is filled, in bytes; larger ones are only planned, to save time.
 const LARGEST_FILLED: u64 = 1 << 26;

@@ -40,9 +40,9 @@ impl Mark {
 pub struct ImageSegment {
     /// Addresses before the bias, in whole base pages; every byte equals the source's.
     pub memory: AddressRange,
-    /// Where in the image they begin, in bytes.
+    /// Offset in the image, in bytes.
     pub offset: u64,
-    /// Protection that the segment asks for.
+    /// The segment's protection.
     pub protection: Protection,
 }
 
@@ -95,17 +95,17 @@ impl Image {
         (self.device, self.inode)
     }
 
-    /// False where the source cannot be read by every user: then only root can open the image.
+    /// False if not every user can read the source: then only root can open the image.
     pub fn for_everybody(&self) -> bool {
         self.for_everybody
     }
 
-    /// True where it was made without a request, because a process could use it.
+    /// True if it was made without a request, because a process could use it.
     pub fn is_automatic(&self) -> bool {
         self.automatic
     }
 
-    /// True where every user can read it, but not its source.
+    /// True if every user can read the image, but not its source.
     pub(crate) fn shows_too_much(&self) -> bool {
         self.for_everybody && !access::is_readable_by_everybody(&self.source, &self.key.file())
     }
@@ -145,7 +145,7 @@ impl Image {
         &self.source
     }
 
-    /// Returns what is at the source's path now.
+    /// Returns the state of the file at the source's path.
     pub fn source_state(&self) -> SourceState {
         origin::state_of(&self.source, &self.key)
     }
@@ -155,10 +155,10 @@ impl Image {
         &self.segments
     }
 
-    /// The offset at which `range` of a process lies in the image, where the object has this bias: what `mmap` takes.
+    /// Returns the offset at which `mmap` maps `range` of an object with this bias from the image.
     ///
-    /// `None` where an address would not agree with its offset modulo the huge page size, or where any byte of the
-    /// range lies in no read-only segment. A range may span segments that touch, as `merge-read-only` makes them.
+    /// `None` if an address would not agree with its offset modulo the huge page size, or if any byte of the range is
+    /// outside the read-only segments. A range may span segments that touch, as `merge-read-only` makes them.
     pub fn offset_of(&self, range: AddressRange, bias: u64) -> Option<u64> {
         if !self.layout().fits(bias) || range.is_empty() {
             return None;

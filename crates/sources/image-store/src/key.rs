@@ -1,4 +1,4 @@
-//! What identifies the file that an image was made from.
+//! The identity of the file that an image was made from.
 
 use crate::medium::Medium;
 use crate::{Form, Layout, StoreError, reading};
@@ -13,7 +13,7 @@ const NODE: char = 'n';
 /// Maximum number of hexadecimal digits of the build-id in a name, since the length of file names is limited.
 const MOST_BUILD_ID: usize = 64;
 
-/// The mounted file system, device, inode, size, both times and the build-id of a file, as read from a descriptor of it.
+/// The mounted file system, device, inode, size, both times and the build-id of a file, read from one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SourceKey {
     medium: Medium,
@@ -25,8 +25,8 @@ impl SourceKey {
     /// The key of an open file, for example of `/proc/PID/map_files/…` or `/proc/PID/exe`.
     ///
     /// # Errors
-    /// [`StoreError`] where it is not a regular file, or not a sound ELF file, or where the key could become that of
-    /// other contents: [`StoreError::ChangesUnseen`], [`StoreError::MediumUnknown`].
+    /// [`StoreError`] if it is not a regular file, or not a sound ELF file, or if other contents could get the same
+    /// key: [`StoreError::ChangesUnseen`], [`StoreError::MediumUnknown`].
     pub fn read(file: &File) -> Result<Self, StoreError> {
         let identity = reading::identity(file)?;
         Self::new(file, identity, &reading::elf_image(file, identity.size)?)
@@ -48,12 +48,12 @@ impl SourceKey {
         self.file
     }
 
-    /// The GNU build-id in hexadecimal, or its beginning where it is extraordinarily long.
+    /// The GNU build-id in hexadecimal, cut to 64 digits.
     pub fn build_id(&self) -> Option<&str> {
         self.build_id.as_deref()
     }
 
-    /// The file system that it lies on.
+    /// The file system of the source.
     pub(crate) fn medium(&self) -> Medium {
         self.medium
     }
@@ -78,7 +78,7 @@ impl SourceKey {
         format!("{}{:x}-{:x}{node}", self.prefix(), layout.page_size().bytes(), layout.base_offset())
     }
 
-    /// Reads a name; `None` for anything but what [`SourceKey::name`] writes.
+    /// Reads a name; `None` for any name that [`SourceKey::name`] does not write.
     pub(crate) fn of_name(name: &str) -> Option<(Self, Form)> {
         let mut fields: Vec<&str> = name.split('-').collect();
         let node = fields.last()?.strip_prefix(NODE).map(str::parse::<u32>);

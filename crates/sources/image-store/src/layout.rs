@@ -4,8 +4,7 @@ use address_space::{ElfImage, ElfKind, PageSize};
 use lift_plan::{Edges, Kinds, choose_base};
 use serde::Serialize;
 
-/// The bases at which an image can be mapped by huge pages: those that lie `base_offset` above a multiple of the page
-/// size.
+/// The bases at which an image can be mapped by huge pages: `base_offset` above a multiple of the page size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Layout {
     page_size: PageSize,
@@ -13,8 +12,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout for an object that lies at this bias (what is added to the file's addresses; 0 for a program linked
-    /// to a fixed address).
+    /// The layout for an object with this bias (the difference between its addresses in memory and in the file; 0 for a
+    /// program linked to a fixed address).
     pub fn at(page_size: PageSize, bias: u64) -> Self {
         Self { page_size, base_offset: bias % page_size.bytes() }
     }
@@ -42,18 +41,18 @@ impl Layout {
         self.base_offset
     }
 
-    /// True where huge pages of an image in this layout can be mapped by an object at this bias.
+    /// True if an object at this bias can map huge pages of an image in this layout.
     pub fn fits(self, bias: u64) -> bool {
         Self::at(self.page_size, bias) == self
     }
 }
 
-/// What distinguishes the images of one file: the bases that they fit, and the NUMA node of a copy for one node.
+/// The form of an image; a file may have several: for different bases, and copies for single NUMA nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Form {
     /// The bases.
     pub layout: Layout,
-    /// The node on which all its pages lie; `None` for the image that all nodes share.
+    /// The node that holds all its pages; `None` for the image that all nodes share.
     pub node: Option<u32>,
 }
 
@@ -71,7 +70,7 @@ impl From<Layout> for Form {
     }
 }
 
-/// Executables have neither a soname nor, where no dynamic linker is asked for, an entry of zero.
+/// Executables have neither a soname nor, without an interpreter, an entry of zero.
 fn is_shared_object(image: &ElfImage) -> bool {
     image.soname.is_some() || (image.interpreter.is_none() && image.entry.0 == 0)
 }

@@ -1,9 +1,9 @@
 //! Shared copies of ELF files on huge pages: one copy that every process maps, instead of one for each.
 //!
 //! A store is a directory on a tmpfs mounted `huge=always`, or on hugetlbfs, that belongs to root. An image in it is
-//! made from one file, identified by what the kernel says of the *open* file ([`SourceKey`]), never by its name; it is
-//! itself an ELF file in which every byte lies at an offset that agrees with its address modulo the huge page size, for
-//! one offset of the base ([`Layout`]). A process maps the whole huge pages of its read-only ranges from it
+//! made from one file, identified by the kernel's metadata of the *open* file ([`SourceKey`]), never by its name. The
+//! image is itself an ELF file in which every byte's offset agrees with its address modulo the huge page size, for one
+//! offset of the base ([`Layout`]). A process maps the whole huge pages of its read-only ranges from it
 //! ([`Image::offset_of`]).
 //!
 //! ```text
@@ -23,10 +23,10 @@
 //! - A changed file has no image of its old contents: images are made of files on file systems that give a changed file
 //!   another time of change, while no process can write to them ([`Store::make`]).
 //! - A file has no image of another file on a file system that was mounted before ([`SourceKey`]).
-//! - An image is readable by everybody only if its source is, and is restricted when root looks at it after that has
-//!   ended ([`Store::find`], [`Store::collect`]).
-//! - All pages of a copy for one NUMA node lay on that node when it was made ([`Form`]).
-//! - Only root decides how much the store holds: without a request, images are made of root's own files only
+//! - An image is readable by everybody only if its source is. After the source was restricted, root's next use or
+//!   collection restricts the image ([`Store::find`], [`Store::collect`]).
+//! - When a copy for one NUMA node is made, all its pages are on that node ([`Form`]).
+//! - Only root decides the amount of data in the store: without a request, images are made of root's own files only
 //!   ([`Request`]).
 #![forbid(unsafe_code)]
 

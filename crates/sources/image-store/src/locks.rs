@@ -1,9 +1,9 @@
 //! Locks on images while they are made or removed.
 //!
-//! Everybody can open the folders of images, and so lock them: a lock is a file of its own in a folder of the store that
-//! only the store's owner may enter. It protects from work done twice, and contents never depend on it: an image appears
-//! whole under its name or not at all. Versions of Pagelift that locked the folders of images take that folder for
-//! something damaged and may remove it; it is made again.
+//! Everybody can open the folders of images, and so lock them. A lock is therefore a separate file in a folder of the
+//! store that only the store's owner may enter. It prevents duplicate work, and contents never depend on it: an image
+//! appears whole under its name or not at all. Versions of Pagelift that locked the folders of images take the folder
+//! of locks for a damaged image and may remove it; it is made again.
 
 use crate::directory::{names_in, open_directory_in};
 use linux::lock_file::{LockError, PassingLock};
@@ -46,7 +46,7 @@ impl<'a> ImageLock<'a> {
     }
 }
 
-/// Removes locks that nobody holds: those of processes that were killed.
+/// Removes locks that nobody holds, left by processes that were killed.
 pub(crate) fn remove_abandoned(store: &OwnedFd) {
     let Ok(folder) = LockFolder::of(store) else { return };
     for name in names_in(&folder.open).unwrap_or_default() {

@@ -26,11 +26,11 @@ use std::os::unix::fs::FileExt;
 
 /// Maximum number of images of one file, each for another base. More would only fill the store.
 const MOST_LAYOUTS: usize = 8;
-/// What a privileged user would run.
+/// The command that makes an image as root.
 const FIX: &str = "pagelift image add FILE";
 
 impl Store {
-    /// Returns the image of an open file in a form, and makes it where there is none yet. Only root can make one.
+    /// Returns the image of an open file in a form, and makes it if there is none yet. Only root can make one.
     ///
     /// Any number of processes may ask for the same image at once: one makes it, the others wait and get it. A process
     /// that is killed at any moment while it makes an image leaves no image and no memory behind.
@@ -38,7 +38,7 @@ impl Store {
     /// A read lease is held while the image is made, so that no process has the source open for writing or mapped
     /// writable; a process that opens it for writing waits until the image is made or dropped.
     ///
-    /// All pages of a copy for one node lie there when it is made; where the node lacks them, no image is made.
+    /// All pages of a copy for one node are on that node when it is made; if the node lacks them, no image is made.
     ///
     /// # Errors
     /// [`StoreError`]: why there is no image. The store is unchanged then, except for useless images that were removed

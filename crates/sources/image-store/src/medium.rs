@@ -1,12 +1,13 @@
-//! The file system of a source: whether it shows that a file was changed, and what distinguishes it from others.
+//! The file system of a source: its ability to show changes of files, and its identity.
 //!
 //! The device number of an unmounted file system is given to the next one, and inode numbers and times come from the
 //! medium. An image therefore belongs to a file on one *mounted file system*, which the kernel numbers in one of these
 //! ways:
 //!
-//! - It makes a folder below `/sys/fs` at each mount, and inode numbers there come from one 64-bit counter that is never
-//!   set back before the next boot (`kernfs_new_node` in `fs/kernfs/dir.c`). Since Linux 6.10 it tells which folder a
-//!   file's file system has: ext4, xfs, f2fs. On btrfs, of any release, the folder's name is the file system's identifier.
+//! - It makes a folder below `/sys/fs` at each mount, and inode numbers there come from one 64-bit counter that is
+//!   never reset before the next boot (`kernfs_new_node` in `fs/kernfs/dir.c`). Since Linux 6.10 it reports the folder
+//!   of a file's file system: ext4, xfs, f2fs. On btrfs, of any release, the folder's name is the file system's
+//!   identifier.
 //! - It numbers the disks in the order in which they appear and in which their media are changed (`diskseq` in
 //!   `Documentation/ABI/stable/sysfs-block`, Linux 5.15).
 //! - The file systems of `/` and `/usr` stay mounted.
@@ -23,12 +24,12 @@ use std::path::Path;
 /// Mounts that stay as long as any process runs that could read them.
 const PERMANENT: [&str; 2] = ["/", "/usr"];
 
-/// The mounted file system of a file, among all that were mounted since the machine started.
+/// The mounted file system of a file, distinct from all others mounted since the machine started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Medium {
     /// Inode number of its folder below `/sys/fs`.
     Mounted(u64),
-    /// Sequence number of the disk it lies on.
+    /// Sequence number of its disk.
     Disk(u64),
     /// The one of `/` or `/usr`.
     Permanent,
@@ -38,8 +39,8 @@ impl Medium {
     /// The medium of an open file on the device `device` (as stat(2) gives it).
     ///
     /// # Errors
-    /// [`StoreError::ChangesUnseen`] where the file could change without another time of change, and
-    /// [`StoreError::MediumUnknown`] where nothing tells its file system from one that is mounted there later.
+    /// [`StoreError::ChangesUnseen`] if the file could change without another time of change, and
+    /// [`StoreError::MediumUnknown`] if nothing distinguishes its file system from one that is mounted there later.
     pub fn of(file: &File, device: u64) -> Result<Self, StoreError> {
         let found = fstatfs(file).map_err(|error| StoreError::io("statfs of the source", error))?.filesystem_type();
         if !records_changes(found) && !cannot_be_written(found) {
@@ -51,7 +52,7 @@ impl Medium {
         mounted().or_else(disk).or_else(permanent).ok_or(StoreError::MediumUnknown)
     }
 
-    /// Parses what `Display` writes.
+    /// Parses the output of `Display`.
     pub fn parse(text: &str) -> Option<Self> {
         let number = |digits: &str| u64::from_str_radix(digits, 16).ok();
         match text.split_at_checked(1)? {

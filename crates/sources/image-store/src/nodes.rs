@@ -1,4 +1,4 @@
-//! Copies for one NUMA node: whether the node has room for one, and that all pages of one lie there.
+//! Copies for one NUMA node: the check that the node has room for a copy, and that all its pages are on that node.
 
 use crate::coverage::runs;
 use crate::recipe::Recipe;
@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io;
 
 impl Image {
-    /// The bytes of the image's mappable pages on each NUMA node, ascending, by what the kernel shows now.
+    /// The bytes of the image's mappable pages on each NUMA node, ascending, as the kernel reports them now.
     ///
     /// # Errors
     /// [`StoreError::Io`], also on a kernel without NUMA.
@@ -47,9 +47,9 @@ fn room(facts: Option<&NumaFacts>, node: u32, kind: FileSystem, size: PageSize, 
     if needed <= free { Ok(()) } else { Err(StoreError::NodeTooSmall { node, needed, free, what, fix }) }
 }
 
-/// Fills a file in a thread that takes memory of one node, and makes sure that all pages of the file lie there. The thread's
-/// policy counts for pages of tmpfs and of hugetlbfs; the latter takes none for its mappings (`hugetlb_vm_ops` in
-/// mm/hugetlb.c has no `set_policy`).
+/// Fills a file in a thread that takes memory of one node, and checks that all pages of the file are there. The
+/// thread's policy applies to pages of tmpfs and hugetlbfs. A policy for a mapping of hugetlbfs would have no effect
+/// (`hugetlb_vm_ops` in mm/hugetlb.c has no `set_policy`).
 pub(crate) fn filled_on(
     node: u32,
     recipe: &Recipe,
@@ -69,7 +69,7 @@ pub(crate) fn filled_on(
     if there == due { Ok(file) } else { Err(StoreError::OnOtherNodes { node, elsewhere: due - there.min(due) }) }
 }
 
-/// The bytes of these huge pages of a file on each node.
+/// Returns the bytes on each node, for some huge pages of a file.
 fn bytes_on_nodes(
     file: &File,
     pages: impl Iterator<Item = u64>,

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 /// Maximum length of a name in the store, in bytes.
 const LONGEST_LABEL: usize = 64;
 
-/// What is known from the path of an open file.
+/// The path of an open file and the label derived from it.
 #[derive(Debug)]
 pub(crate) struct Origin {
-    /// The kernel's path of the file; empty where it gives none.
+    /// The kernel's path of the file; empty if there is none.
     pub path: PathBuf,
     /// The last part of the path, reduced to safe characters: the image's own name, for maps and profilers.
     pub label: String,
@@ -64,7 +64,7 @@ pub enum SourceState {
     Unknown,
 }
 
-/// Returns what is now at the path of a source.
+/// Returns the state of the file at a source's path.
 pub(crate) fn state_of(path: &Path, key: &SourceKey) -> SourceState {
     match fs::symlink_metadata(path) {
         Ok(found) if FileIdentity::of(&found) == key.file() && !is_on_another_medium(path, key) => SourceState::Same,
@@ -75,7 +75,7 @@ pub(crate) fn state_of(path: &Path, key: &SourceKey) -> SourceState {
     }
 }
 
-/// True where the file at the path, which has the identity of the source, can be opened and lies on another file system.
+/// True if the file at the path, which has the identity of the source, can be opened and is on another file system.
 fn is_on_another_medium(path: &Path, key: &SourceKey) -> bool {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
     let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };

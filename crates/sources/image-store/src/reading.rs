@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Maximum number of bytes of a file that are read for its headers.
 const MOST_HEADER_BYTES: u64 = 16 << 20;
-/// Longer than one tick of the slowest clock that stamps files (10 ms where the kernel ticks 100 times a second).
+/// Longer than one tick of the slowest clock that stamps files (10 ms if the kernel ticks 100 times a second).
 pub(crate) const TICK: Duration = Duration::from_millis(25);
 /// Longer than one tick on file systems with times in whole seconds (FAT: pairs of seconds).
 const WHOLE_SECONDS: Duration = Duration::from_secs(3);
@@ -59,7 +59,7 @@ fn settled_identity(file: &File) -> Result<FileIdentity, StoreError> {
     }
 }
 
-/// Whether a file has stayed the same for long enough.
+/// Time since the last change of a file, compared with the time needed.
 #[derive(Debug, PartialEq, Eq)]
 enum Rest {
     Enough,
@@ -86,7 +86,7 @@ fn rest_of(found: &FileIdentity, now: Duration) -> Rest {
 /// Returns the loadable shape of an open file; only its headers are read.
 ///
 /// # Errors
-/// [`StoreError`] where it is not a regular file, or not a sound ELF file.
+/// [`StoreError`] if it is not a regular file, or not a sound ELF file.
 pub fn read_elf(file: &File) -> Result<ElfImage, StoreError> {
     let length = identity(file)?.size;
     elf_image(file, length)

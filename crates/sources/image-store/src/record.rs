@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Where the record lies: right behind the header of a 64-bit ELF file.
+/// Offset of the record: right behind the header of a 64-bit ELF file.
 pub(crate) const OFFSET: u64 = 64;
 /// Number of bytes at the beginning of an image that hold any record.
 pub(crate) const MOST_BYTES: usize = MAGIC.len() + 2 + LONGEST_PATH;
@@ -23,7 +23,7 @@ pub(crate) fn write(source: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Reads a record; `None` where there is none.
+/// Reads a record; `None` if there is none.
 pub(crate) fn read(bytes: &[u8]) -> Option<PathBuf> {
     let rest = bytes.strip_prefix(MAGIC)?;
     let (length, rest) = rest.split_first_chunk::<2>()?;

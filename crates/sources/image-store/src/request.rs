@@ -1,4 +1,4 @@
-//! Requests for images, which determine of what files they are made and how large.
+//! Requests for images, which determine whose files may get images, and how large these may be.
 
 use std::fs::File;
 use std::time::Duration;

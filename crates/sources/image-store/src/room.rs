@@ -1,4 +1,4 @@
-//! Makes room for a new image: how much automatic images may take, and which of them are removed when room is needed.
+//! Makes room for a new image: the limit for automatic images, and the order in which images are removed.
 
 use crate::{Image, Request, SourceState, Space, Store, StoreError};
 use linux::leases::Lease;
@@ -12,7 +12,7 @@ const SHARE_OF_STORE: u64 = 2;
 const STAYS_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Image {
-    /// Returns when it was last opened to be mapped, exact to a day; `None` where the store's mount keeps no such times
+    /// Returns when it was last opened to be mapped, exact to a day; `None` if the store's mount keeps no such times
     /// (`noatime`). Reads by Pagelift as root do not count.
     pub fn last_use(&self) -> Option<SystemTime> {
         let flags = fstatvfs(&self.file).ok()?.flags();
@@ -22,14 +22,14 @@ impl Image {
         self.file.metadata().ok()?.accessed().ok()
     }
 
-    /// True where it has not been used for this time. An image that a process maps is in use, however long ago it was
+    /// True if it was unused for at least this time. An image that a process maps is in use, however long ago it was
     /// mapped.
     pub(crate) fn was_unused_for(&self, time: Duration) -> bool {
         let since = self.last_use().and_then(|used| SystemTime::now().duration_since(used).ok());
         since.is_some_and(|since| since >= time)
     }
 
-    /// True where no process has it open or mapped, in any container; false where the kernel does not tell.
+    /// True if no process, in any container, has it open or mapped; false if the kernel grants no lease.
     pub(crate) fn is_unmapped(&self) -> bool {
         Lease::against_everybody(&self.file).is_ok()
     }
@@ -40,7 +40,7 @@ impl Image {
 }
 
 impl Space {
-    /// Bytes that automatic images may take; `None` where the size of the store is not bounded.
+    /// Bytes that automatic images may take; `None` if the size of the store is not limited.
     pub fn most_automatic(&self) -> Option<u64> {
         self.size.map(|size| size / SHARE_OF_STORE)
     }
@@ -66,11 +66,11 @@ impl Lack {
 }
 
 impl Store {
-    /// Removes images that no process maps, until there is room for `needed` bytes: first those of files that were
-    /// changed or removed, then automatic ones unused for a day. Nothing is removed where it would not suffice.
+    /// Removes images that no process maps, until there is room for `needed` bytes: first those whose source was
+    /// changed or removed, then automatic ones unused for a day. If that would not suffice, nothing is removed.
     ///
     /// # Errors
-    /// [`StoreError::Full`] or [`StoreError::OverShare`]: what may be removed is not enough, and nothing was removed.
+    /// [`StoreError::Full`] or [`StoreError::OverShare`]: the removable images are not enough, and nothing was removed.
     pub(crate) fn make_room(&self, needed: u64, request: Request) -> Result<(), StoreError> {
         let space = self.space()?;
         let room = space.free.map_or(0, |free| needed.saturating_sub(free));

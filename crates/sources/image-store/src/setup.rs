@@ -17,9 +17,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// What the mount table calls the store's device.
+/// The store's device in the mount table.
 const DEVICE: &str = "pagelift";
-/// Without the program, as after its removal, the collection does not fail each day but is skipped (systemd.unit(5)).
+/// If the program is missing, for example after its removal, the daily collection is skipped instead of failing
+/// (systemd.unit(5)).
 const CONDITION: &str = "ConditionFileIsExecutable=";
 /// Default share of memory that a tmpfs may take; the kernel's own default is half.
 const USUAL_SHARE: StoreSize = StoreSize::Percent(25);
@@ -71,8 +72,8 @@ pub struct StoreMount {
 }
 
 impl StoreMount {
-    /// A mount on `directory`. `page_size` is for hugetlbfs alone; without `size` a tmpfs is bound to a quarter of
-    /// memory and a hugetlbfs to its pool. `mode` is that of the directory.
+    /// A mount on `directory`. `page_size` is for hugetlbfs alone; without `size` a tmpfs is limited to a quarter of
+    /// memory and a hugetlbfs to its pool. `mode` is the directory's.
     ///
     /// # Errors
     /// [`StoreError::Unfit`] for a path or a mode that a store cannot have.
@@ -188,7 +189,7 @@ impl StoreMount {
     /// Mounts the store, or remounts a mounted one with these options.
     ///
     /// # Errors
-    /// [`StoreError::NotPermitted`], [`StoreError::Unfit`] where something else is there, or [`StoreError::Io`].
+    /// [`StoreError::NotPermitted`], [`StoreError::Unfit`] if something else is mounted there, or [`StoreError::Io`].
     pub fn mount(&self) -> Result<Store, StoreError> {
         if geteuid().as_raw() != ROOT {
             let fix = format!("pagelift image setup --store {}", quoted_path(&self.directory));
@@ -262,7 +263,7 @@ impl StoreMount {
     /// Puts the line into an fstab, in place of an older one for the same directory.
     ///
     /// # Errors
-    /// [`StoreError::Unfit`] where the fstab mounts something else there, or [`StoreError::Io`].
+    /// [`StoreError::Unfit`] if the fstab mounts something else there, or [`StoreError::Io`].
     pub fn install_fstab_line(&self, fstab: &Path) -> Result<(), StoreError> {
         let failed = |error| StoreError::io(format!("changing {}", fstab.display()), error);
         let (old, mode) = match fs::read_to_string(fstab) {
@@ -288,7 +289,7 @@ impl StoreMount {
     }
 }
 
-/// Writes a unit, and enables it where `wanted_by` names a target.
+/// Writes a unit, and enables it if `wanted_by` names a target.
 fn install_unit(folder: &Path, name: &str, text: &str, wanted_by: Option<&str>) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     replace(&folder.join(name), text.as_bytes(), 0o644)?;

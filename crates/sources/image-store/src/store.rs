@@ -20,8 +20,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long another process that makes or removes an image is waited for. A file of several GiB is copied and read back in
-/// less.
+/// Maximum time to wait for another process that makes or removes an image. Copying a file of several GiB and reading
+/// it back takes less.
 const LOCKED_AT_MOST: Duration = Duration::from_secs(60);
 
 /// The default directory of the store.
@@ -29,7 +29,7 @@ pub const DEFAULT_DIRECTORY: &str = "/run/pagelift/images";
 /// The environment variable that names another directory.
 pub const STORE_VARIABLE: &str = "PAGELIFT_STORE";
 
-/// Returns the store's directory: `$PAGELIFT_STORE`, else [`DEFAULT_DIRECTORY`].
+/// Returns the store's directory: `$PAGELIFT_STORE`, or [`DEFAULT_DIRECTORY`] if that is unset or empty.
 pub fn default_directory() -> PathBuf {
     std::env::var_os(STORE_VARIABLE)
         .filter(|path| !path.is_empty())
@@ -45,7 +45,7 @@ pub struct Store {
     page_size: PageSize,
 }
 
-/// What a store holds.
+/// The contents of a store.
 #[derive(Debug, Default)]
 pub struct Listing {
     /// Sound images that this user may read, by the names of their sources.
@@ -66,7 +66,7 @@ impl Store {
         Self::open_checked(path, Check::Whole)
     }
 
-    /// Opens a store to map its images. Whether its tmpfs would get huge pages now is not checked: a lift reads back
+    /// Opens a store to map its images. This does not check that its tmpfs would get huge pages now: a lift reads back
     /// from the kernel whether a mapped image is on them.
     ///
     /// # Errors
@@ -93,22 +93,22 @@ impl Store {
         Ok(Self { directory: file.into(), path: path.to_owned(), file_system, page_size })
     }
 
-    /// Where the store is.
+    /// The store's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Size of the huge pages that it is made of.
+    /// Size of the store's huge pages.
     pub fn page_size(&self) -> PageSize {
         self.page_size
     }
 
-    /// Where they come from.
+    /// The source of its huge pages.
     pub fn file_system(&self) -> FileSystem {
         self.file_system
     }
 
-    /// How much it may hold.
+    /// Its maximum size and free space.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -116,10 +116,10 @@ impl Store {
         file_system::space(&self.directory)
     }
 
-    /// The image of a source in a form; `None` where there is none.
+    /// The image of a source in a form; `None` if there is none.
     ///
-    /// Each call checks whether everybody can still read the source. An image that shows more than its source does is
-    /// restricted by root, and not used by others.
+    /// Each call checks whether everybody can still read the source. If not, root restricts the image, and other users
+    /// do not get it.
     ///
     /// # Errors
     /// [`StoreError::NotForEverybody`], [`StoreError::Damaged`] or [`StoreError::Io`].
@@ -134,7 +134,7 @@ impl Store {
         Ok(Some(image))
     }
 
-    /// Restricts an image to root where not everybody can read its source. True where that was so.
+    /// Restricts an image to root if not everybody can read its source. Returns whether it did.
     pub(crate) fn review(&self, image: &mut Image) -> Result<bool, StoreError> {
         let shows_too_much = image.shows_too_much();
         if shows_too_much {
@@ -185,8 +185,8 @@ impl Store {
         self.remove_named(&image.name)
     }
 
-    /// Removes what is not an image: a name that [`Store::list`] gives as damaged, and folders that a maker left empty
-    /// when it was killed. Returns how many were removed.
+    /// Removes debris: names that [`Store::list`] reports as damaged, and empty folders of processes that were killed
+    /// while they made an image. Returns the number removed.
     ///
     /// # Errors
     /// [`StoreError::NotPermitted`] or [`StoreError::Io`].
@@ -203,15 +203,15 @@ impl Store {
         Ok(removed)
     }
 
-    /// Returns the names in the store, without that of its locks. One that is not UTF-8 is changed, and so never an
-    /// image's.
+    /// Returns the names in the store, without its folder of locks. A name that is not UTF-8 is changed, so that it
+    /// never denotes an image.
     pub(crate) fn names(&self) -> Result<Vec<String>, StoreError> {
         let names = names_in(&self.directory).map_err(|error| StoreError::io("listing the image store", error))?;
         let names = names.into_iter().map(|name| name.to_string_lossy().into_owned());
         Ok(names.filter(|name| name != LOCKS).collect())
     }
 
-    /// Takes the lock on the image of this name, which another process that makes or removes it holds.
+    /// Takes the lock on the image of this name; waits for another process that makes or removes it.
     pub(crate) fn lock(&self, name: &str, fix: &str) -> Result<ImageLock<'_>, StoreError> {
         let path = || self.path.join(LOCKS).join(name);
         ImageLock::take(&self.directory, name, LOCKED_AT_MOST).map_err(|error| match error {

@@ -6,11 +6,11 @@ use process_view::{ObservationError, ProcessFiles, Unanswered, each_process};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-/// Who maps images now.
+/// The processes that map images.
 #[derive(Clone, Debug, Default)]
 pub struct Users {
     by_file: BTreeMap<((u32, u32), u64), BTreeSet<i32>>,
-    /// Number of processes that this user cannot inspect; some of them may map images too.
+    /// Number of processes that this user cannot inspect; they may map images too.
     pub not_permitted: u64,
     /// Processes that do not answer.
     pub unanswered: Vec<Unanswered>,
@@ -20,7 +20,7 @@ impl Users {
     /// Reads the mappings of every process.
     ///
     /// # Errors
-    /// [`StoreError::Io`] where `/proc` cannot be listed. A process that ends while it is read is skipped.
+    /// [`StoreError::Io`] if `/proc` cannot be listed. A process that ends while it is read is skipped.
     pub fn read() -> Result<Self, StoreError> {
         let mut users = Self::default();
         each_process(ProcessFiles::maps, |pid, looked| match looked {
@@ -38,8 +38,8 @@ impl Users {
         Ok(users)
     }
 
-    /// Returns a process that does not answer and may map the image. The kernel itself refuses a write lease on an image that is
-    /// open or mapped.
+    /// Returns a process that does not answer and may map the image. The kernel refuses a write lease on an image that
+    /// is open or mapped.
     pub fn unseen(&self, image: &Image) -> Option<&Unanswered> {
         self.unanswered.first().filter(|_| !image.is_unmapped())
     }

@@ -25,10 +25,10 @@ const ROOTS: &str = "/run/pagelift/page-cache";
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
 /// The first pause after an attempt that failed for a temporary reason.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
-/// How long a process that prepares the same file is waited for, whatever the budget. Until then most have ended.
+/// Maximum time to wait for a process that prepares the same file, whatever the budget. Most end within this time.
 const LOCKED_AT_MOST: Duration = Duration::from_secs(300);
-/// Most records of one user, and most bytes in them. Beyond that the oldest half goes: who changes files again and again
-/// must not fill `/run`.
+/// Limits for one user: records, and bytes in them. Beyond a limit the oldest half is removed, so that a user who
+/// changes files repeatedly does not fill `/run`.
 const MOST_RECORDS: usize = 1024;
 const MOST_BYTES: u64 = 16 << 20;
 /// End of the name of a record's lock.
@@ -36,17 +36,17 @@ const LOCK_SUFFIX: &str = ".lock";
 /// End of the name of a record that is being written.
 const NEW_SUFFIX: &str = ".new";
 
-/// Until when an attempt is not repeated.
+/// The time during which an attempt is not repeated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Lasting {
     /// To the next boot.
     ToBoot,
-    /// As long as one of these processes runs: number and start time, in clock ticks since boot (proc_pid_stat(5)).
+    /// While any of these processes runs: number and start time, in clock ticks since boot (proc_pid_stat(5)).
     WhileAlive(Vec<(i32, u64)>),
     /// For [`REPEAT_AFTER`] from this time, in seconds since 1970.
     AWhile(u64),
-    /// For so many seconds from this time on.
+    /// For this number of seconds from this time on.
     Pause {
         /// In seconds since 1970.
         since: u64,
@@ -66,7 +66,7 @@ impl Lasting {
         Self::AWhile(now())
     }
 
-    /// Until what passes by itself has passed: for twice as long as after the attempt before, if that ended so too.
+    /// A pause after a temporary failure: twice as long as the last one if the attempt before ended so too.
     pub fn pause_after(before: Option<&Self>) -> Self {
         let seconds = match before {
             Some(Self::Pause { seconds, .. }) => seconds.saturating_mul(2).min(REPEAT_AFTER.as_secs()),
@@ -120,7 +120,7 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    /// The directory of this user, made where necessary; `None` where there is no safe place for one.
+    /// The directory of this user, made if necessary; `None` if there is no safe place for one.
     pub fn of_this_user() -> Option<Self> {
         if geteuid().is_root() {
             return Self::below(Path::new("/run"), &["pagelift", "page-cache"]);
@@ -152,8 +152,8 @@ impl Attempts {
         read_in(&self.directory, &name_of(identity)).filter(Attempt::counts)
     }
 
-    /// Locks the record of a file. Waits until no other process holds it, `most` at the longest, and never longer than
-    /// [`LOCKED_AT_MOST`]. `None` where it cannot be locked.
+    /// Locks the record of a file. Waits until no other process holds it, for `most` or [`LOCKED_AT_MOST`], whichever
+    /// is shorter. `None` if it cannot be locked.
     pub fn record(&self, identity: &FileIdentity, most: Duration) -> Option<Result<Record, Held>> {
         let name = name_of(identity);
         let lock = format!("{name}{LOCK_SUFFIX}");
@@ -168,7 +168,7 @@ impl Attempts {
 /// Another process holds the record.
 #[derive(Debug)]
 pub(crate) struct Held {
-    /// How long it was waited for.
+    /// Time waited.
     pub waited: Duration,
     /// The lock's file.
     pub lock: PathBuf,

@@ -11,7 +11,7 @@ pub enum Effort {
     Foresee,
     /// Like [`Effort::Once`], but blocks are only collapsed in place: no page is evicted.
     InPlace,
-    /// Where no earlier attempt at this boot failed for a reason that still holds. Nothing is written back for it.
+    /// Only if no earlier attempt at this boot failed for a reason that still holds. Does not write changed pages back.
     #[default]
     Once,
     /// In any case; changed pages are written to the disk first.
@@ -23,16 +23,16 @@ pub enum Effort {
 pub enum Users {
     /// Before anything is evicted, so that nobody loses a page in vain: for files that are likely to be in use.
     BeforeEviction,
-    /// Once pages of a block stay although it was evicted. The other pages of that block are read again.
+    /// When pages of a block stay although it was evicted. The other pages of that block are read again.
     #[default]
     OncePagesStay,
 }
 
-/// How much one preparation may cost.
+/// Limits of one preparation.
 #[derive(Clone, Copy)]
 pub struct Budget<'a> {
-    /// After this time no further block is begun. One block is a read of one huge page from the disk. Another process that
-    /// prepares the file is waited for no longer than that, and 5 minutes at the longest.
+    /// After this time no further block is begun. One block is a read of one huge page from the disk. It also limits
+    /// the time to wait for another process that prepares the file, which is never more than 5 minutes.
     pub time: Duration,
     /// Returns the bytes that may be read again. Called only before a read: most files have huge folios already, or
     /// were tried before, and finding the amount of free memory takes longer than checking that.

@@ -43,19 +43,19 @@ pub(crate) trait PageCache {
     fn touch(&self, mapping: &Self::Mapping, block: u64) -> Result<(), Error>;
     /// Evicts those pages of a block that nobody maps or uses.
     fn evict(&self, block: u64) -> Result<(), Error>;
-    /// Begins to read what is missing of a block.
+    /// Begins to read the missing pages of a block.
     fn read_ahead(&self, block: u64);
     /// Counts pages of blocks; `None` if the kernel does not report them.
     fn cached(&self, blocks: &Range<u64>) -> Option<CachedPages>;
-    /// Writes changed pages to the disk, as far as that is possible.
+    /// Writes changed pages to the disk, if that is possible.
     fn write_back(&self);
-    /// True where pages may be evicted, since they are not the only copy.
+    /// True if pages may be evicted, since they are not the only copy.
     fn can_be_evicted(&self) -> Result<bool, Error>;
-    /// Why evicting and reading again would be in vain, where that is known.
+    /// Why evicting and reading again would be in vain, if that is known.
     fn refuse(&self) -> Result<Option<Refusal>, Error>;
     /// The name of the file system.
     fn file_system(&self) -> Result<String, Error>;
-    /// Finds the processes that have pages of these blocks mapped.
+    /// Finds the processes that map pages in these blocks.
     fn holders(&self, blocks: &Range<u64>) -> Result<Holders, Error>;
     /// True if memory is free in pieces of a huge page, and if that is unknown.
     fn has_free_huge_pages(&self) -> bool;

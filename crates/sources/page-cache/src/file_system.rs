@@ -35,7 +35,7 @@ const KNOWN: [(u32, &str, Ability); 8] = [
     (0x9584_58f6, "hugetlbfs", Ability::CollapseOnly),
 ];
 
-/// The last release whose file systems on disks were seen to refuse to collapse what is mapped; 7.2 does it.
+/// The last release whose disk file systems were seen to refuse to collapse mapped files; 7.2 collapses them.
 const COLLAPSES_NONE: (u32, u32) = (6, 18);
 
 /// Bytes of an ext4 superblock from its start to the end of the feature words (`fs/ext4/ext4.h`).
@@ -72,13 +72,13 @@ impl FileSystem {
         self.ability != Some(Ability::CollapseOnly)
     }
 
-    /// Why evicting and reading again would be in vain, where that is known.
+    /// Why evicting and reading again would be in vain, if that is known.
     pub fn refuse(&self, file: &File) -> Option<Refusal> {
         let of_ext4 = || ext4_refusal(file).filter(|_| self.name == "ext4");
         self.refuse_on(kernel_release()).or_else(of_ext4)
     }
 
-    /// Why it has no large folios on a release of the kernel, where that is known.
+    /// Why it has no large folios on a release of the kernel, if that is known.
     fn refuse_on(&self, release: (u32, u32)) -> Option<Refusal> {
         match self.ability {
             Some(Ability::Since(major, minor)) if release < (major, minor) => {
@@ -92,7 +92,7 @@ impl FileSystem {
     }
 }
 
-/// True if files on the file system of a path may be collapsed in place, as far as that is known without an attempt.
+/// True if files on the file system of a path may be collapsed in place, or if this is unknown.
 pub fn may_collapse_in_place(path: &Path) -> bool {
     let ability = |found: Statfs| FileSystem::of_type(found.filesystem_type()).ability;
     // The path may lead to a file system that does not answer, which is not asked.
@@ -100,8 +100,8 @@ pub fn may_collapse_in_place(path: &Path) -> bool {
     kernel_release() > COLLAPSES_NONE || found().is_none_or(|found| ability(found) == Some(Ability::CollapseOnly))
 }
 
-/// Returns why the file system of this file keeps it out of large folios, as far as that is known without trying; `None`
-/// where nothing speaks against them.
+/// Returns why the file system of this file keeps it out of large folios; `None` if only an attempt can show whether it
+/// does.
 pub fn unfit(file: &File) -> Option<Refusal> {
     FileSystem::of(file).ok()?.refuse(file)
 }

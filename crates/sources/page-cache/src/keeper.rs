@@ -85,11 +85,11 @@ pub struct KeeperReport {
     pub locked: Option<LockedFile>,
 }
 
-/// Prepares files round by round, and holds them in memory where asked for.
+/// Prepares files round by round, and holds them in memory if requested.
 #[derive(Debug)]
 pub struct Keeper {
     huge: PageSize,
-    /// Bytes that may be locked; `None` where nothing is.
+    /// Bytes that may be locked; `None` if nothing is locked.
     lock: Option<u64>,
     files: BTreeMap<PathBuf, Known>,
     /// Why files cannot be opened, as it was reported.
@@ -126,7 +126,7 @@ struct Locks {
 }
 
 impl Locks {
-    /// Locks more of these parts, after the locked ones, up to `left` bytes.
+    /// Locks up to `left` more bytes of these parts, after the locked ones.
     fn extend(&mut self, file: &File, parts: &[Range<u64>], huge: PageSize, mut left: u64) -> io::Result<()> {
         let mut behind = self.bytes;
         for part in parts {

@@ -13,8 +13,8 @@
 //!
 //! [`alignment`] changes a file so that the kernel maps it that way, and [`replacement`] puts the changed copy in its place.
 //!
-//! The unit is the *block*: as many bytes of the file as one huge page has, at an offset that is a multiple of that
-//! size. The last, partial block of a file never becomes huge, since the kernel reads no bytes beyond the end.
+//! The unit is the *block*: the bytes of one huge page, at an offset that is a multiple of its size. The last, partial
+//! block of a file never becomes huge, since the kernel reads no bytes beyond the end.
 #![forbid(unsafe_code)]
 
 pub mod alignment;

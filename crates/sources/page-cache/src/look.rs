@@ -59,9 +59,9 @@ impl HugeExtents {
 /// Finds the blocks that are completely within `offsets` and in huge folios. Any process that maps them at addresses
 /// that agree with the offsets modulo `huge` gets entries for huge pages.
 ///
-/// It maps the file at such addresses, touches each block once that is cached, and asks the kernel (about 0.4 ms for 96 MiB).
-/// The file needs to be open for reading, no more. Where the caller may not ask what is cached (see [`cached_pages`]) the first
-/// page of a block that is not cached is read from disk; blocks with holes are left out then. No more than
+/// It maps the file at such addresses, touches each cached block once, and asks the kernel (about 0.4 ms for 96 MiB).
+/// The file only needs to be open for reading. If the caller may not query cached pages (see [`cached_pages`]), the
+/// first page of a block that is not cached is read from disk; blocks with holes are left out then. At most
 /// [`MOST_LOOKED_AT`] is checked.
 ///
 /// # Errors
@@ -70,7 +70,7 @@ pub fn look(file: &File, offsets: Range<u64>, huge: PageSize) -> Result<HugeExte
     look_and_hold(file, offsets, huge).map(|(extents, _)| extents)
 }
 
-/// Like [`look`], but keeps what was found mapped.
+/// Like [`look`], but keeps the blocks in huge folios mapped.
 ///
 /// # Errors
 /// As for [`look`].
@@ -100,7 +100,7 @@ impl Hold {
     }
 }
 
-/// Blocks in huge folios, sorted, and what keeps them there.
+/// Blocks in huge folios, sorted, and the hold that keeps them there.
 #[derive(Debug, Default)]
 pub(crate) struct Looked<H = Hold> {
     pub blocks: Vec<u64>,
@@ -129,7 +129,7 @@ fn next_block_with_data(file: &File, blocks: Range<u64>, huge: PageSize) -> Resu
     if cached_pages(file, offsets_of(&(blocks.start..blocks.start + 1), huge)).is_ok() {
         return Ok(Some(blocks.start));
     }
-    // Where the file system does not say so, there are no holes.
+    // If the file system does not report holes, there are none.
     let data = next_data(file, blocks.start * huge.bytes()).unwrap_or(Some(blocks.start * huge.bytes()));
     Ok(data.map(|offset| offset / huge.bytes()).filter(|block| *block < blocks.end))
 }

@@ -15,7 +15,7 @@ use std::path::Path;
 
 /// Number of times that a block is evicted and read again.
 const PASSES: usize = 3;
-/// Number of blocks that are evicted in part before the rest is left alone, where this user cannot see who maps them.
+/// Number of blocks that are evicted in part before the rest is left alone, if this user cannot see who maps them.
 const MOST_IN_VAIN: usize = 3;
 
 /// The blocks of one file on their way into huge folios.
@@ -25,7 +25,7 @@ pub(crate) struct Making<'a, C: PageCache> {
     pub huge_page: PageSize,
     pub budget: Budget<'a>,
     pub effort: Effort,
-    /// All blocks asked for.
+    /// All requested blocks.
     pub blocks: Range<u64>,
     /// The omitted blocks, sorted.
     pub left_out: Vec<u64>,
@@ -45,7 +45,7 @@ pub(crate) struct Making<'a, C: PageCache> {
     in_vain: BTreeSet<u64>,
 }
 
-/// How collapsing ended.
+/// The outcome of collapsing.
 enum Collapse {
     /// Every block was tried.
     Tried,
@@ -96,13 +96,13 @@ impl<'a, C: PageCache> Making<'a, C> {
         self.blocks.clone().filter(|block| self.now.blocks.binary_search(block).is_err()).collect()
     }
 
-    /// Those of the small blocks that are to be made huge.
+    /// The small blocks that must become huge.
     pub fn wanted(&self) -> Vec<u64> {
         let is_left = |block: &u64| self.left_out.binary_search(block).is_ok() || self.sparse.contains(block);
         self.small().into_iter().filter(|block| !is_left(block)).collect()
     }
 
-    /// Returns why blocks stay small; `None` where all that are wanted are huge.
+    /// Returns why blocks stay small; `None` if all wanted ones are huge.
     pub fn make(&mut self) -> Result<Option<Refusal>, Error> {
         self.leave_sparse_blocks()?;
         let refused = if self.wanted().is_empty() { None } else { self.make_full_ones()? };
@@ -172,7 +172,7 @@ impl<'a, C: PageCache> Making<'a, C> {
             self.find_holders()?;
         }
         let (mut limit, most) = (None, (self.budget.bytes)());
-        // Pages that the kernel has in hand for a moment are not evicted the first time, and reclaim may drop a block
+        // Pages that the kernel uses temporarily are not evicted the first time, and reclaim may drop a block
         // before it is held.
         for _ in 0..PASSES {
             limit = self.create(most)?;
@@ -187,7 +187,7 @@ impl<'a, C: PageCache> Making<'a, C> {
         }
     }
 
-    /// Collapses in place, as far as the kernel does.
+    /// Collapses in place if the kernel can.
     fn collapse(&mut self) -> Result<Collapse, Error> {
         let (mut outcome, mut mappings) = (Collapse::Tried, Vec::new());
         // Their pages become the caller's.
@@ -222,7 +222,7 @@ impl<'a, C: PageCache> Making<'a, C> {
         if !self.collapsed.is_empty() {
             self.look()?;
         }
-        // Until here they kept mapped what was collapsed.
+        // The mappings kept the collapsed blocks mapped until they were read back.
         drop(mappings);
         Ok(outcome)
     }
@@ -295,13 +295,14 @@ impl<'a, C: PageCache> Making<'a, C> {
             self.in_vain.extend(others);
         }
         self.look()?;
-        // Until here they kept mapped what was made; in small blocks they would keep what is to be evicted.
+        // The mappings kept the new huge blocks mapped until here. In small blocks they would keep pages that must be
+        // evicted.
         drop(mappings);
         Ok(limit)
     }
 
-    /// True where pages of an evicted block are still there because somebody maps them, or may do so. Pages that the
-    /// kernel has in hand for a moment do not count.
+    /// True if pages of an evicted block are still there because a process maps them, or may map them. Pages that the
+    /// kernel uses temporarily do not count.
     fn stays(&mut self, block: u64) -> Result<bool, Error> {
         if self.cache.cached(&(block..block + 1)).is_none_or(|found| found.cached == 0) {
             return Ok(false);
@@ -353,7 +354,7 @@ impl<'a, C: PageCache> Making<'a, C> {
 
     /// Finds out why blocks stayed small.
     fn explain(&mut self) -> Result<Refusal, Error> {
-        // Who maps them takes longer to find out than is left.
+        // Finding the processes that map them takes longer than the remaining time.
         if let Some(limit) = self.time_is_up() {
             return Ok(self.out_of_budget(limit));
         }

@@ -20,12 +20,12 @@ use std::sync::Arc;
 pub struct MappedPart {
     /// The process.
     pub pid: i32,
-    /// Where and how it maps the part.
+    /// Address, offset and protection of the mapping.
     pub mapping: Mapping,
 }
 
 impl MappedPart {
-    /// True where addresses agree with offsets modulo `huge`, so that huge pages can map it.
+    /// True if addresses agree with offsets modulo `huge`, so that huge pages can map it.
     pub fn is_congruent(&self, huge: PageSize) -> bool {
         self.out_of_step(huge) == 0
     }
@@ -40,17 +40,17 @@ impl MappedPart {
         self.mapping.offset..self.mapping.offset.saturating_add(self.mapping.range.len())
     }
 
-    /// Opens the file, as it is mapped; `None` where it is not a regular file.
+    /// Opens the file, as it is mapped; `None` if it is not a regular file.
     ///
     /// # Errors
-    /// [`Unreadable`]: the path leads to another file by now, nothing can be opened there, or the process does not answer.
+    /// [`Unreadable`]: the path leads to another file now, the file cannot be opened, or the process does not answer.
     pub fn open(&self) -> Result<Option<(File, FileIdentity)>, Unreadable> {
         let mapping = self.mapping.clone();
         ask_one(self.pid, move |process| open_mapped(process, &mapping))
             .unwrap_or_else(|unanswered| Err(Unreadable::Refused(unanswered.to_string())))
     }
 
-    /// The addresses of those offsets that are mapped here.
+    /// The addresses at which these offsets are mapped here.
     fn addresses_of(&self, offsets: &Range<u64>) -> Option<AddressRange> {
         let own = self.offsets();
         let (start, end) = (offsets.start.max(own.start), offsets.end.min(own.end));
@@ -58,7 +58,7 @@ impl MappedPart {
     }
 }
 
-/// Device and inode as `/proc/PID/maps` has them, which on btrfs and overlayfs are not those of stat(2).
+/// Device and inode as in `/proc/PID/maps`; on btrfs and overlayfs they differ from those of stat(2).
 type Numbers = ((u32, u32), u64);
 
 /// The files that the running processes map.
@@ -93,7 +93,7 @@ impl MappedFiles {
     /// Reads the mappings of every process but this one. A process that ends while it is read is skipped.
     ///
     /// # Errors
-    /// [`Error`] where `/proc` cannot be listed.
+    /// [`Error`] if `/proc` cannot be listed.
     pub fn read() -> Result<Self, Error> {
         let own = std::process::id() as i32;
         let (mut found, mut budget) = (Self::default(), MAPPED_FILES.budget());
@@ -121,7 +121,7 @@ impl MappedFiles {
     /// The users of an open file.
     ///
     /// # Errors
-    /// [`Error`] where the file cannot be mapped.
+    /// [`Error`] if the file cannot be mapped.
     pub fn users_of(&self, file: &File, huge: PageSize) -> Result<FileUsers, Error> {
         let parts = numbers_of(file, huge)?.and_then(|numbers| self.parts.get(&numbers)).cloned().unwrap_or_default();
         Ok(FileUsers { parts })
@@ -158,8 +158,8 @@ impl FileUsers {
         found
     }
 
-    /// The processes in whose page tables are pages of these blocks, sorted, by block. A process that cannot be looked at
-    /// or does not answer counts.
+    /// The processes whose page tables contain pages of these blocks, sorted, by block. A process that cannot be
+    /// inspected or does not answer counts.
     pub(crate) fn holders_by_block(&self, blocks: &Range<u64>, huge: PageSize) -> BTreeMap<u64, Vec<i32>> {
         let wanted = offsets_of(blocks, huge);
         let mut shown: HashMap<i32, Vec<Shown>> = HashMap::new();
@@ -268,7 +268,7 @@ mod tests {
             let users = MappedFiles::read().unwrap().users_of(&file, huge).unwrap();
             users.processes().contains(&pid) && users.holders_by_block(&(0..1), huge).contains_key(&0)
         };
-        // The program's mappings come into being some time after its start.
+        // The program makes its mappings some time after its start.
         let begin = std::time::Instant::now();
         while !is_found() {
             assert!(begin.elapsed().as_secs() < 60, "not found among {:?}", MappedFiles::read());

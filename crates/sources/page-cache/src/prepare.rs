@@ -17,14 +17,14 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What a preparation achieved.
+/// Result of a preparation.
 #[derive(Debug)]
 pub struct Prepared {
-    /// The parts that lie in huge folios now, read back from the kernel.
+    /// The parts in huge folios now, read back from the kernel.
     pub extents: HugeExtents,
-    /// Bytes in whole blocks of what was asked for.
+    /// Requested bytes, in whole blocks.
     pub of: u64,
-    /// Bytes that lay in huge folios before, and were not evicted.
+    /// Bytes that were in huge folios before, and were not evicted.
     pub found: u64,
     /// Bytes that were collapsed in place.
     pub collapsed: u64,
@@ -32,9 +32,9 @@ pub struct Prepared {
     pub created: u64,
     /// Time taken.
     pub time: Duration,
-    /// Why the rest stayed small; `None` where there is no rest.
+    /// Why the rest stayed small; `None` if there is no rest.
     pub rest: Option<Refusal>,
-    /// Keeps the parts in huge folios mapped: what nobody maps may be dropped at any time.
+    /// Keeps the parts in huge folios mapped: the kernel may drop unmapped pages at any time.
     pub held: Hold,
 }
 
@@ -116,7 +116,7 @@ impl Work<'_> {
         }
     }
 
-    /// Returns why blocks stay small; `None` where all are huge.
+    /// Returns why blocks stay small; `None` if all are huge.
     fn fill(&mut self, identity: &FileIdentity) -> Result<Option<Refusal>, Error> {
         if self.making.small().is_empty() {
             return Ok(None);
@@ -167,7 +167,7 @@ impl Work<'_> {
         Ok(refusal)
     }
 
-    /// The locked record of the file, and whether another process had held it; `None` where records cannot be kept.
+    /// The locked record of the file, and whether another process had held it; `None` if records cannot be kept.
     fn record(&self, identity: &FileIdentity) -> Option<Result<(Record, bool), Held>> {
         if self.making.effort == Effort::Foresee {
             return None;

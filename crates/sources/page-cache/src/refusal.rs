@@ -21,10 +21,10 @@ pub enum Refusal {
     /// The kernel has no transparent huge pages, or of another size.
     #[error("found a kernel without transparent huge pages of {0}, needed CONFIG_TRANSPARENT_HUGEPAGE")]
     NoHugePages(PageSize),
-    /// Nothing asked for fills a huge page.
+    /// No requested part fills a huge page.
     #[error("found {} and no whole block of {huge} in it, needed at least one", format_bytes(*.bytes))]
     TooSmall {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
         /// Size of a block.
         huge: PageSize,
@@ -35,7 +35,7 @@ pub enum Refusal {
         format_bytes(*.bytes), format_bytes(*.memory)
     )]
     LargerThanMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
         /// Memory of the machine.
         memory: u64,
@@ -212,7 +212,7 @@ pub enum Refusal {
     /// An earlier attempt failed, and nothing has changed since.
     #[error("tried before, at this boot: {reason}{}", fix_of(reason, path))]
     TriedBefore {
-        /// The text of that attempt's refusal.
+        /// The refusal of that attempt.
         reason: String,
         /// The file.
         path: PathBuf,
@@ -223,7 +223,7 @@ pub enum Refusal {
          `fuser -v {}`", waited.as_millis(), printable(&lock.to_string_lossy()), quoted_path(lock)
     )]
     PreparedByAnother {
-        /// How long it was waited for.
+        /// Time waited.
         waited: Duration,
         /// The lock that it holds.
         lock: PathBuf,

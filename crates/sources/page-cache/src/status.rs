@@ -104,10 +104,10 @@ fn user(pid: i32, parts: &[&MappedPart], extents: &[Range<u64>], page: PageSize,
     }
 }
 
-/// Returns how many more bytes agree with their offsets at the best base than at the present one. The input is, for
-/// each part, the difference between its addresses and its offsets, and its bytes in huge folios. A base moves all
-/// parts alike: linkers place the code of some programs one page further than the read-only data, and no base suits
-/// both.
+/// Returns the additional bytes that agree with their offsets at the best base, compared with the present one. The
+/// input is, for each part, the difference between its addresses and its offsets, and its bytes in huge folios. A base
+/// moves all parts alike: linkers place the code of some programs one page further than the read-only data, and no base
+/// suits both.
 fn gain_by_other_base(parts: impl Iterator<Item = (u64, u64)>) -> u64 {
     let mut by_step: BTreeMap<u64, u64> = BTreeMap::new();
     for (ahead, bytes) in parts {

@@ -44,7 +44,7 @@ impl Sample {
         prepare(&self.file, &self.path, 0..u64::MAX, huge, effort, budget)
     }
 
-    /// Evicts the file, as far as nobody maps it.
+    /// Evicts the file's pages that are not mapped.
     fn evict(&self) {
         nix::fcntl::posix_fadvise(&self.file, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
     }
@@ -153,12 +153,12 @@ fn a_file_gets_into_huge_folios_and_keeps_its_contents() {
     let seen = look(&sample.file, 0..u64::MAX, huge).unwrap();
     assert_eq!(seen, prepared.extents);
     assert!(seen.covers(&(0..BLOCKS * huge.bytes())) && !seen.covers(&(0..seen.file_length)));
-    // Parts are asked for by offset, whole blocks alone count.
+    // Parts are requested by offset; only whole blocks count.
     let part = look(&sample.file, 1..3 * huge.bytes() - 1, huge).unwrap();
     assert_eq!((part.huge.len(), part.bytes()), (1, huge.bytes()));
     assert!(part.covers(&(huge.bytes()..2 * huge.bytes())));
     assert!(std::fs::read(&sample.path).unwrap() == before);
-    // The second time nothing is left to do: what was made is held.
+    // The second time nothing is left to do: the huge blocks are held.
     let again = sample.prepare(huge, Effort::Once, Budget::UNLIMITED).unwrap();
     assert_eq!((again.found, again.created, again.collapsed), (again.of, 0, 0));
 }
@@ -279,7 +279,7 @@ fn a_keeper_prepares_again_what_was_dropped_or_replaced_and_holds_what_it_locks(
     assert!(matches!(round(&mut keeper).kept, KeptFile::Same));
 }
 
-/// Holds all blocks of a file; `prepare` is called where some were dropped before they were held.
+/// Holds all blocks of a file; `prepare` is called if some were dropped before they were held.
 fn hold_all(file: &File, huge: PageSize, mut prepare: impl FnMut()) -> Hold {
     for _ in 0..10 {
         let (found, held) = look_and_hold(file, 0..u64::MAX, huge).unwrap();
@@ -314,8 +314,8 @@ fn what_was_prepared_stays_as_long_as_it_is_held() {
     drop(held);
 }
 
-/// After a file that another process maps was prepared, all of it is in the page cache: of one block at most, pages were evicted
-/// and read again. Reclaim may drop pages meanwhile, so that one of several tries counts.
+/// After preparing a file that another process maps, all of the file is in the page cache: pages of at most one block
+/// were evicted and read again. Reclaim may drop pages meanwhile, so one success in several tries is enough.
 #[test]
 fn who_maps_a_file_loses_nothing_of_it() {
     let Some((sample, huge)) = sample() else { return };

@@ -30,7 +30,7 @@ pub struct BootFile {
     pub path: String,
     /// Its text.
     pub text: String,
-    /// A symbolic link, and what it shows, that makes the file take effect.
+    /// A symbolic link that makes the file take effect, and its target.
     pub link: Option<(String, String)>,
 }
 
@@ -99,7 +99,7 @@ impl BootFile {
 pub struct BootMachine {
     /// The kernel's default size of pool pages.
     pub default: Option<PageSize>,
-    /// Major and minor number of the kernel's release; `None` where it is not known, in an image for example.
+    /// Major and minor number of the kernel's release; `None` if it is not known, in an image for example.
     pub release: Option<(u32, u32)>,
     /// Its NUMA nodes.
     pub nodes: Vec<u32>,
@@ -120,7 +120,7 @@ impl BootMachine {
         self.release.map_or_else(|| "an unknown one".to_owned(), |(major, minor)| format!("{major}.{minor}"))
     }
 
-    /// True for numbers that the kernel reaches by itself when it spreads their sum over all nodes.
+    /// True for numbers that the kernel itself assigns when it spreads their sum over all nodes.
     fn are_spread(&self, by_node: &BTreeMap<Option<u32>, u64>) -> bool {
         let (least, most) = (by_node.values().min(), by_node.values().max());
         by_node.keys().copied().eq(self.nodes.iter().copied().map(Some))
@@ -171,7 +171,8 @@ pub fn kernel_arguments(requests: &[PoolRequest], machine: &BootMachine) -> Kern
 }
 
 /// The parameter that sets memory aside for gigantic pages and lends it to movable memory until they are reserved while
-/// the kernel runs; `None` where `is_gigantic` is true of no request. The kernel takes no gigantic page at boot then.
+/// the kernel runs; `None` if `is_gigantic` is false for all requests. With this parameter the kernel takes no gigantic
+/// page at boot.
 pub fn cma_arguments(
     requests: &[PoolRequest],
     machine: &BootMachine,

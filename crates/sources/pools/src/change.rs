@@ -1,4 +1,4 @@
-//! The sizes of pools: changed by differences, so that what others change at the same time stays.
+//! The sizes of pools, changed by differences, so that simultaneous changes by others stay.
 
 use crate::{PoolError, PoolRequest, Settings};
 use address_space::PageSize;
@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// The change that reserves what is requested.
+    /// The change that reserves the requested pages.
     pub(crate) const fn of(request: &PoolRequest) -> Self {
         Self { size: request.size, node: request.node, pages: request.pages }
     }
@@ -64,7 +64,7 @@ pub(crate) fn persistent(pool: &PoolCounts, node: Option<u32>) -> u64 {
 }
 
 /// Sets the number of persistent pages, of the whole machine or of a node. The kernel makes surplus pages persistent
-/// before it allocates any, gives back what is free, and makes the rest surplus (`set_max_huge_pages` in mm/hugetlb.c).
+/// before it allocates any, frees unused pages, and makes the rest surplus (`set_max_huge_pages` in mm/hugetlb.c).
 pub(crate) fn set_size(
     settings: &impl Settings,
     size: PageSize,
@@ -90,7 +90,7 @@ pub(crate) fn changes_since(before: &PoolCounts, now: &PoolCounts) -> Vec<Change
     nodes.into_iter().map(change).filter(|change| change.pages > 0).collect()
 }
 
-/// Takes the pages that `request` names out of `changes`, as far as they are there, to be given back before the others.
+/// Removes the pages that `request` names from `changes`, to give them back before the others.
 pub fn part_of(changes: &mut [Change], request: &PoolRequest) -> Vec<Change> {
     let mut left = request.pages;
     let mut part = Vec::new();
@@ -105,11 +105,11 @@ pub fn part_of(changes: &mut [Change], request: &PoolRequest) -> Vec<Change> {
     part
 }
 
-/// Makes each pool smaller again by what it was enlarged by. Pages that somebody uses now become surplus: the kernel
-/// takes them back when they are freed.
+/// Shrinks each pool by the pages that were added. Pages in use become surplus: the kernel takes them back when they
+/// are freed.
 ///
 /// # Errors
-/// The first refusal; the other changes are taken back all the same.
+/// The first refusal; the other changes are reverted all the same.
 pub fn give_back(settings: &impl Settings, changes: &[Change]) -> Result<Vec<GivenBack>, PoolError> {
     let (mut given, mut failed) = (Vec::new(), None);
     for change in changes.iter().rev() {

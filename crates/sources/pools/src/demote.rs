@@ -12,11 +12,11 @@ use serde::Serialize;
 pub struct Demoted {
     /// The size of the pages that were split.
     pub from: PageSize,
-    /// How many were split.
+    /// Number of pages that were split.
     pub pages: u64,
     /// The new size.
     pub to: PageSize,
-    /// The additional number of pages of that size.
+    /// Number of additional pages of the new size.
     pub gained: u64,
 }
 

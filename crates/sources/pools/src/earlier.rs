@@ -30,7 +30,7 @@ pub(crate) struct Earlier {
     pub why: &'static str,
 }
 
-/// The first such setting in a text of a file of this kind, for pages of these sizes.
+/// The first setting of pages of these sizes in a text of a file of this kind.
 pub(crate) fn earlier(
     kind: BootKind,
     text: &str,

@@ -59,7 +59,7 @@ pub enum PoolError {
     Locked {
         /// The lock's file.
         path: PathBuf,
-        /// How long it was waited for.
+        /// Time waited.
         waited: Duration,
     },
     /// The lock that changes of pools take is not this user's.

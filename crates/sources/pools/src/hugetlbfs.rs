@@ -46,7 +46,7 @@ fn file_id(metadata: &fs::Metadata) -> FileId {
 pub(crate) struct Mount {
     /// Number of its device, `0:40`.
     device: String,
-    /// Where it is, seen by process `pid`.
+    /// Its path, as process `pid` sees it.
     point: PathBuf,
     /// A process that sees it; `None` for this one.
     pid: Option<i32>,
@@ -119,7 +119,7 @@ pub(crate) fn files_on(mounts: &[Mount], unanswered: &mut Vec<Unanswered>) -> Ve
 fn files_of(mount: &Mount) -> Vec<HugetlbFile> {
     let point = mount.reached();
     let device = fs::symlink_metadata(&point).map(|point| point.dev()).ok();
-    // In another namespace a link on the path could lead out of it.
+    // In another namespace a link on the path could lead outside the mount.
     if device.is_none_or(|device| format!("{}:{}", major(device), minor(device)) != mount.device) {
         return Vec::new();
     }

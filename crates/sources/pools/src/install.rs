@@ -10,7 +10,7 @@ use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 const MARK: &str = "# Written by `pagelift pool plan --install`; `pagelift pool plan --uninstall` removes it.";
-/// Maximum number of bytes of a boot file; those that are written have less than one kilobyte.
+/// Maximum number of bytes of a boot file; Pagelift's have less than one kilobyte.
 const LONGEST: u64 = 64 << 10;
 
 /// Why a file is not written or removed.
@@ -89,7 +89,7 @@ impl Installation {
         paths.into_iter().filter(|path| path.symlink_metadata().is_ok()).collect()
     }
 
-    /// Searches for a file with another name that sets the same number of pages, so that one would be ignored.
+    /// Searches for a file with another name that sets the same number of pages, so that one of both would be ignored.
     ///
     /// # Errors
     /// [`InstallError::Earlier`]; the kernel's if a file cannot be read.
@@ -143,7 +143,7 @@ impl Installation {
     /// Removes the files of this name that Pagelift has written, with their links. Folders stay. Returns the paths.
     ///
     /// # Errors
-    /// [`InstallError::Changed`] for a file that somebody has changed, before anything is removed; the kernel's.
+    /// [`InstallError::Changed`] for a file that was changed, before anything is removed; the kernel's.
     pub fn uninstall(&self) -> Result<Vec<PathBuf>, InstallError> {
         let paths = BootKind::ALL.map(|kind| BootFile::paths(kind, &self.name));
         let present: Vec<_> = paths.into_iter().map(|(file, link)| (self.root.join(file), link)).collect();
@@ -178,7 +178,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), InstallError> {
 fn write_new(path: &Path, text: &str) -> Result<(), InstallError> {
     let write = || {
         make_parent(path)?;
-        // O_EXCL also refuses a link that somebody has put there.
+        // O_EXCL also refuses an existing link there.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()

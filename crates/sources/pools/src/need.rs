@@ -16,9 +16,9 @@ pub struct PoolNeed {
     pub available: u64,
     /// Surplus pages that the kernel may still allocate, if it can.
     pub headroom: u64,
-    /// Pages that are neither available nor, as far as is known, on the right node.
+    /// Pages that are not available, or are known to be on the wrong node.
     pub missing: u64,
-    /// The share of each node, where the machine has more than one.
+    /// The share of each node, if the machine has more than one.
     pub nodes: Vec<NodeNeed>,
     /// False if the kernel has no pool of this size.
     pub has_pool: bool,
@@ -53,8 +53,8 @@ impl PoolNeed {
     }
 }
 
-/// Compares what is needed with the pools, smallest pages first. Pages without a node are spread evenly over `nodes`,
-/// those that the program may use, as the kernel spreads a pool: it is not known on which node the program will run.
+/// Compares the needed pages with the pools, smallest pages first. Pages without a node are spread evenly over `nodes`,
+/// the nodes that the program may use, as the kernel spreads a pool: the node of the program is not known in advance.
 pub fn needs_of(wanted: &[PoolRequest], pools: &[PoolCounts], nodes: &[u32]) -> Vec<PoolNeed> {
     let mut sizes: Vec<_> = wanted.iter().map(|request| request.size).collect();
     sizes.sort_unstable();
@@ -107,8 +107,8 @@ fn place(requests: &[PoolRequest], nodes: &[u32], pages: impl Fn(&PoolRequest, u
     placed
 }
 
-/// Returns the pages of `held` that a program does not use; `used` are the pages that it uses. Where it has taken pages of
-/// one node in place of another's, only what is left over in all counts.
+/// Returns the pages of `held` that a program does not use; `used` are the pages that it uses. If it has taken pages of
+/// one node in place of another's, only pages that are unused in all counts are returned.
 pub fn unused(held: &[PoolRequest], used: &[PoolPagesOnNode]) -> Vec<PoolRequest> {
     let mut unused = Vec::new();
     let mut sizes: Vec<_> = held.iter().map(|request| request.size).collect();

@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::fmt;
 use std::io;
 
-/// Why fewer pages were reserved than asked for.
+/// Why fewer pages were reserved than requested.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Obstacle {
@@ -19,7 +19,7 @@ pub enum Obstacle {
         available: u64,
         /// Bytes that must stay free.
         floor: u64,
-        /// Bytes that were asked for.
+        /// Requested bytes.
         wanted: u64,
     },
     /// The memory of a node is in pieces.

@@ -24,7 +24,8 @@ pub struct Overcommitted {
 /// Sets the maximum number of surplus pages. Linux has one for the whole machine.
 ///
 /// # Errors
-/// [`PoolError`]: no such pool, or the kernel refuses, as it does for pages that are larger than what it keeps in one piece.
+/// [`PoolError`]: no such pool, or the kernel refuses, as it does for pages that are larger than its largest free
+/// block.
 pub fn overcommit(settings: &impl Settings, request: &PoolRequest) -> Result<Overcommitted, PoolError> {
     let before = pool_of(settings, request.size)?;
     if let Some(node) = request.node {

@@ -43,7 +43,7 @@ enum Recorded {
 pub struct RecordedOutcome {
     /// The outcome of each request.
     pub outcomes: Vec<Outcome>,
-    /// Why the record was not used, where there is one that cannot be.
+    /// Why an existing record was not used.
     pub note: Option<String>,
 }
 
@@ -75,10 +75,10 @@ impl Record {
         self.folder.join(format!("{PREFIX}{}{SUFFIX}", self.name))
     }
 
-    /// Reserves what of the requests the record lacks, and adds it to the record.
+    /// Reserves the requested pages that the record lacks, and adds them to the record.
     ///
     /// # Errors
-    /// As [`crate::reserve`]; [`PoolError::Record`] where it cannot be written: then nothing stays added.
+    /// As [`crate::reserve`]; [`PoolError::Record`] if it cannot be written: then nothing stays added.
     pub fn reserve(
         &self,
         settings: &impl Settings,
@@ -101,8 +101,8 @@ impl Record {
         Ok(RecordedOutcome { outcomes, note })
     }
 
-    /// Gives back what the record names, or `named` where there is none. Pages in use become surplus: they leave when they are
-    /// freed.
+    /// Gives back the pages of the record, or `named` if there is no record. Pages in use become surplus: they leave
+    /// when they are freed.
     ///
     /// # Errors
     /// The first refusal, which keeps its pages in the record; [`PoolError::Record`].
@@ -129,8 +129,8 @@ impl Record {
         failed.map_or(Ok(RecordedRelease { given, note }), Err)
     }
 
-    /// The part of these changes that the pools still contain besides other records' pages: others may have released
-    /// pages.
+    /// The part of these changes that the pools still contain besides other records' pages, since anybody may have
+    /// released pages.
     fn still_there(&self, settings: &impl Settings, changes: Vec<Change>) -> Vec<Change> {
         let others = self.of_others(settings);
         let there = |change: Change| {

@@ -7,7 +7,7 @@ use address_space::PageSize;
 use serde::Serialize;
 use std::str::FromStr;
 
-/// How much of a pool is released.
+/// The number of pages to release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     /// This number of pages.
@@ -16,12 +16,12 @@ pub enum Amount {
     All,
 }
 
-/// `SIZE:COUNT[@NODE]`, where COUNT may be `all`.
+/// `SIZE:COUNT[@NODE]`; COUNT may be `all`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReleaseRequest {
     /// Page size.
     pub size: PageSize,
-    /// How much.
+    /// Number of pages.
     pub amount: Amount,
     /// The node; `None`: wherever pages are free.
     pub node: Option<u32>,
@@ -47,13 +47,13 @@ impl FromStr for ReleaseRequest {
 pub struct Released {
     /// Page size.
     pub size: PageSize,
-    /// The node that was asked for.
+    /// The requested node.
     pub node: Option<u32>,
     /// Pages that are the system's again.
     pub pages: u64,
-    /// Pages that were asked for and stay: they are in use, promised, or not there.
+    /// Requested pages that stay: they are in use, promised, or not there.
     pub kept: u64,
-    /// Pages that are in the pool now, on that node if one was asked for.
+    /// Pages that are in the pool now, on the requested node if there is one.
     pub left: u64,
 }
 
@@ -64,7 +64,7 @@ pub struct Released {
 pub fn release(settings: &impl Settings, request: &ReleaseRequest) -> Result<Released, PoolError> {
     let before = pool_of(settings, request.size)?;
     check_node(&before, request.node)?;
-    // The kernel keeps what is promised whichever node it may come from.
+    // The kernel keeps promised pages, whichever node they may come from.
     let free = request.node.and_then(|node| before.on_node(node)).map_or(u64::MAX, |pool| pool.free);
     let free = before.unpromised().min(free);
     let asked = match request.amount {

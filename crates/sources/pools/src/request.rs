@@ -10,7 +10,7 @@ use std::str::FromStr;
 pub struct PoolRequest {
     /// Page size.
     pub size: PageSize,
-    /// How many pages.
+    /// Number of pages.
     pub pages: u64,
     /// The node; `None`: spread over all nodes.
     pub node: Option<u32>,

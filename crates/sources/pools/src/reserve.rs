@@ -1,8 +1,8 @@
 //! Enlarges pools.
 //!
-//! The kernel allocates what a write to `nr_hugepages` asks for as far as it finds whole pages, and says nothing about
-//! the rest (`Documentation/admin-guide/mm/hugetlbpage.rst`): so memory is compacted first, the pool is read back, and
-//! what is missing is tried again, at last node by node.
+//! After a write to `nr_hugepages` the kernel allocates the whole pages that it finds, and does not report the rest
+//! (`Documentation/admin-guide/mm/hugetlbpage.rst`): so memory is compacted first, the pool is read back, and missing
+//! pages are tried again, at last node by node.
 
 use crate::change::{Change, changes_since, check_node, give_back, part_of, persistent, pool_of, set_size, total};
 use crate::settings::DROP_CACHES;
@@ -15,7 +15,7 @@ use serde::Serialize;
 const COMPACT: &str = "/proc/sys/vm/compact_memory";
 /// Maximum number of attempts; those after the first that brings nothing are not made.
 const ATTEMPTS: u32 = 5;
-/// Share of all memory that stays available unless the user says otherwise.
+/// Share of all memory that stays available by default.
 const SHARE_LEFT_ALONE: u64 = 16;
 
 /// The meaning of the number in a request.
@@ -23,7 +23,7 @@ const SHARE_LEFT_ALONE: u64 = 16;
 pub enum Goal {
     /// The number of pages that are free and promised to nobody afterwards.
     Available,
-    /// The number of pages that are added to those that there are.
+    /// The number of pages that are added to the existing ones.
     Added,
     /// The number of pages by which the persistent pool is larger afterwards, with those that were added before. Surplus pages
     /// become persistent first: a reservation that is given back while its pages are in use, and then made again, takes none
@@ -31,7 +31,7 @@ pub enum Goal {
     Persistent,
 }
 
-/// How to reserve.
+/// Options of a reservation.
 #[derive(Clone, Copy, Debug)]
 pub struct ReserveOptions {
     /// The goal of a request.
@@ -62,7 +62,7 @@ pub struct Outcome {
     pub wanted: u64,
     /// Pages that were added.
     pub added: u64,
-    /// Where they were added; what [`give_back`] takes.
+    /// The pools that were enlarged; the input of [`give_back`].
     pub changes: Vec<Change>,
     /// The obstacles for the other pages.
     pub obstacles: Vec<Obstacle>,
@@ -83,10 +83,10 @@ pub fn usual_floor(settings: &impl Settings) -> u64 {
     meminfo_bytes(&meminfo, "MemTotal").unwrap_or(0) / SHARE_LEFT_ALONE
 }
 
-/// Reserves what is asked for, request by request.
+/// Reserves the requested pages, request by request.
 ///
 /// # Errors
-/// [`PoolError`] where a request names a pool or node that does not exist; then nothing was changed.
+/// [`PoolError`] if a request names a pool or node that does not exist; then nothing was changed.
 pub fn reserve(
     settings: &impl Settings,
     requests: &[PoolRequest],
@@ -95,7 +95,7 @@ pub fn reserve(
     reserve_beside(settings, &[], requests, options)
 }
 
-/// Like [`reserve`], but adds only what `held`, pages that were added for these requests before, lacks.
+/// Like [`reserve`], but adds only pages that `held`, the pages added for these requests before, lacks.
 pub(crate) fn reserve_beside(
     settings: &impl Settings,
     held: &[Change],
@@ -127,7 +127,7 @@ pub(crate) fn reserve_beside(
     Ok(outcomes)
 }
 
-/// Adds up requests for the same pages; those for a node come before those for any, which count what is left.
+/// Adds up requests for the same pages; requests for a node come before those for any node, which count the rest.
 fn merged(requests: &[PoolRequest]) -> Vec<PoolRequest> {
     let mut merged: Vec<PoolRequest> = Vec::new();
     for request in requests {
@@ -270,7 +270,7 @@ struct Enlarging<'a, S> {
 }
 
 impl<S: Settings> Enlarging<'_, S> {
-    /// Tries until all pages are there or no more can be had. Returns the refusal if the kernel refuses the size.
+    /// Tries until all pages are there or no more are available. Returns the refusal if the kernel refuses the size.
     fn run(&mut self) -> Result<Option<Obstacle>, PoolError> {
         for _ in 0..ATTEMPTS {
             let left = self.left()?;
@@ -297,7 +297,7 @@ impl<S: Settings> Enlarging<'_, S> {
         Ok(self.aim.saturating_sub(self.counted.growth(self.before, &now)))
     }
 
-    /// Asks for so many pages more.
+    /// Requests this number of additional pages.
     fn add(&self, node: Option<u32>, pages: u64) -> Result<Option<Obstacle>, PoolError> {
         // The kernel makes surplus pages persistent first: a size that adds pages to all existing ones includes them.
         let now = self.counted.pages(&pool_of(self.settings, self.request.size)?, node);
@@ -308,7 +308,7 @@ impl<S: Settings> Enlarging<'_, S> {
         }
     }
 
-    /// Asks each node for what is missing, the one with most free memory first.
+    /// Requests the missing pages from each node, the one with most free memory first.
     fn node_by_node(&self) -> Result<Option<Obstacle>, PoolError> {
         let mut nodes = node_memory(self.settings);
         nodes.sort_by_key(|node| std::cmp::Reverse(node.free));

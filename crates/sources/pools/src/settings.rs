@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Drops what is cached (`Documentation/admin-guide/sysctl/vm.rst`).
+/// Drops the page cache and reclaimable slab objects (`Documentation/admin-guide/sysctl/vm.rst`).
 pub(crate) const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 /// Root's own folder, in which nobody else can make the lock's file first.
 const LOCK_FOLDER: &str = "/run";
 /// The lock's file, which nobody else can open and so lock. Versions of Pagelift that made it for everybody to read lock it,
 /// too; it is never removed, since a process that waits for it would hold a file that nobody finds.
 const LOCK: &str = "pagelift-pool.lock";
-/// How long another change is waited for. Much of a large machine's memory is compacted and reserved in less.
+/// Maximum time to wait for another change. Compacting and reserving much of a large machine's memory takes less.
 const LOCKED_AT_MOST: Duration = Duration::from_secs(600);
 
 /// Reads the kernel's files and writes its settings. Paths are absolute.
@@ -77,7 +77,7 @@ pub struct PoolLock {
 }
 
 impl PoolLock {
-    /// Waits for other changes by Pagelift, 10 minutes at the longest.
+    /// Waits for other changes by Pagelift, at most 10 minutes.
     ///
     /// # Errors
     /// Those of opening the lock, which takes root and a /run that can be written, and of locking it.

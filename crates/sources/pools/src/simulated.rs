@@ -1,4 +1,4 @@
-//! A machine that exists in a test only: its sysfs tree, and a kernel that allocates what its memory holds.
+//! A machine that exists in a test only: its sysfs tree, and a kernel that allocates pages within its memory.
 
 use crate::{PoolRequest, Settings};
 use address_space::PageSize;
@@ -34,7 +34,7 @@ pub struct Simulated {
     pub written: RefCell<Vec<(String, String)>>,
     /// Writes to paths that hold this fail like this.
     pub refuses: Option<(&'static str, i32)>,
-    /// Interrupted after so many writes.
+    /// Interrupted after this number of writes.
     pub interrupted_after: Option<usize>,
 }
 
@@ -60,7 +60,7 @@ impl Simulated {
         self.nodes.borrow().iter().map(|node| node.total).collect()
     }
 
-    /// How often a setting was set.
+    /// Number of writes to a setting.
     pub fn writes_to(&self, name: &str) -> usize {
         self.written.borrow().iter().filter(|(path, _)| path.ends_with(name)).count()
     }

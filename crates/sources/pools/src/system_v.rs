@@ -3,7 +3,7 @@
 use address_space::PageSize;
 use serde::Serialize;
 
-/// Where the kernel lists the segments of this IPC namespace (sysvipc(7), proc_sysvipc(5)).
+/// The kernel's list of segments of this IPC namespace (sysvipc(7), proc_sysvipc(5)).
 pub(crate) const SEGMENTS: &str = "/proc/sysvipc/shm";
 
 /// A segment that no process has attached. The kernel does not report its page size (`SHM_HUGETLB` is not among the
@@ -18,7 +18,7 @@ pub struct Unattached {
     pub uid: u32,
     /// Bytes of the segment.
     pub bytes: u64,
-    /// Bytes that the kernel says are present. For pages of a pool some kernels multiply them.
+    /// Bytes that the kernel reports as present. For pages of a pool some kernels multiply them.
     pub present: u64,
 }
 

@@ -93,7 +93,7 @@ impl Users {
         users
     }
 
-    /// Pages of a pool with so many used ones that belong to nobody seen.
+    /// Pages of a pool that belong to no visible user, of `used` used ones.
     pub fn unexplained(&self, size: PageSize, used: u64) -> u64 {
         used.saturating_sub(size.pages_for(self.explained.get(&size).copied().unwrap_or(0)))
     }
@@ -131,7 +131,7 @@ impl Users {
 /// Memory on pool pages that processes share and that no file on a mount shows: anonymous memory, memfds, System V segments,
 /// files that were deleted.
 struct SharedMemory {
-    /// The files on mounts. The bytes of such a file are its own, whoever maps it.
+    /// The files on mounts. The bytes of such a file are its own, even if processes map it.
     files: HashSet<FileId>,
     /// The most bytes that a process has mapped of each.
     most: HashMap<(PageSize, FileId), u64>,
@@ -142,7 +142,7 @@ impl SharedMemory {
         Self { files: files.iter().map(|file| file.id).collect(), most: HashMap::new() }
     }
 
-    /// Counts what one process has mapped.
+    /// Counts the pages that one process has mapped.
     fn take(&mut self, usages: &[MappingUsage]) {
         // Bytes, and the part of the file from the lowest to the highest offset.
         let mut own: HashMap<(PageSize, FileId), (u64, u64, u64)> = HashMap::new();

@@ -28,7 +28,7 @@ pub struct PoolsView {
     pub cma: Option<CmaView>,
 }
 
-/// One pool, with what follows from the kernel's counts.
+/// One pool, with values that follow from the kernel's counts.
 #[derive(Debug, Serialize)]
 pub struct PoolView {
     /// The counts.

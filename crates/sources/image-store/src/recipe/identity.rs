@@ -1,9 +1,9 @@
 //! The image's own build-id.
 //!
 //! An image holds the same bytes as its source at other file offsets. `perf` keeps copies of programs by their build-id
-//! and looks offsets up in whichever copy it saw first; two files of one build-id and different offsets would be
-//! mistaken for each other. So the notes that carry the build-id are copied into the image's own space and changed
-//! there; the source's notes stay untouched among the bytes that processes map.
+//! and resolves offsets in the copy that it saw first; two files with one build-id and different offsets would be
+//! confused. So the notes that carry the build-id are copied into the image's own space and changed there; the source's
+//! notes stay untouched among the bytes that processes map.
 
 use super::{Content, Piece, Room};
 use crate::Layout;
@@ -14,13 +14,13 @@ use std::ops::Range;
 
 type Segment = elf::ProgramHeader64<Endianness>;
 
-/// Maximum length of notes, in bytes; those of a build-id take a few dozen.
+/// Maximum length of notes, in bytes; a build-id takes a few dozen.
 const MOST_NOTE_BYTES: u64 = 1 << 16;
 
 /// Length of a note's header: the lengths of its name and its content, and its type, in 32 bits each (elf(5)).
 const NOTE_HEADER: usize = 12;
 
-/// A run of notes with a build-id, and where its changed copy lies.
+/// A run of notes with a build-id, and the offset of its changed copy.
 #[derive(Clone, Debug)]
 pub(super) struct OwnNotes {
     /// Offsets in the source.
@@ -30,7 +30,7 @@ pub(super) struct OwnNotes {
 }
 
 impl OwnNotes {
-    /// Returns where the copy holds what the source has at these offsets, if it holds all of them.
+    /// Returns the offset of these source bytes in the copy, if it holds them all.
     pub fn moved(&self, offset: u64, length: u64) -> Option<u64> {
         let end = offset.checked_add(length)?;
         (self.source.start <= offset && end <= self.source.end).then(|| self.offset + (offset - self.source.start))
@@ -61,7 +61,7 @@ pub(super) fn place<'data, R: ReadRef<'data>>(
     None
 }
 
-/// Where in a run of notes the build-id stands.
+/// The range of the build-id in a run of notes.
 fn build_id(notes: &[u8], endian: Endianness, align: usize) -> Option<Range<usize>> {
     let word = |at: usize| Some(endian.read_u32(notes.get(at..at + 4)?.try_into().ok()?));
     let mut at = 0;

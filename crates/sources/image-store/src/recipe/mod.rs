@@ -1,10 +1,10 @@
-//! Decides what an image holds at which offset, purely from the source's headers.
+//! Decides the content of an image at each offset, purely from the source's headers.
 //!
-//! Segments lie in their order, each in whole base pages, at the first free offset that agrees with its address modulo
-//! the huge page size. So segments that lie near each other keep their distance, as they do in memory, and what lies
-//! far apart is packed. The space below the first segment holds the image's own headers: those of the source are part
-//! of what processes map and stay as they are. What no segment loads, mainly symbols, fills the space that is left
-//! there, or follows behind.
+//! Segments keep their order, each in whole base pages, at the first free offset that agrees with its address modulo
+//! the huge page size. So segments that are near each other in memory keep their distance, and distant ones are packed.
+//! The space below the first segment holds the image's own headers: the source's headers are part of the mapped bytes
+//! and stay unchanged. Bytes that no segment loads, mainly symbols, fill the space that is left there, or follow at the
+//! end.
 
 mod headers;
 mod identity;
@@ -158,7 +158,7 @@ fn bytes(offset: u64, bytes: Vec<u8>) -> Piece {
     Piece { offset, length: bytes.len() as u64, content: Content::Bytes(bytes) }
 }
 
-/// Free space for what no segment loads.
+/// Free space for bytes that no segment loads.
 struct Room {
     /// Between the headers and the first segment.
     gap: Range<u64>,
@@ -195,7 +195,7 @@ fn check(image: &ElfImage, length: u64, layout: Layout, base_page: PageSize) -> 
     if image.segments.iter().any(|s| s.file_size > 0 && s.offset % page != s.memory.start().0 % page) {
         return Err(ElfError::Damaged("a segment whose offset does not agree with its address").into());
     }
-    // Segments that touch may share huge pages where merging is asked for.
+    // If merging is requested, segments that touch may share huge pages.
     let mut read_only = RangeSet::new();
     mappable_segments(image, base_page).iter().for_each(|s| read_only.insert(s.memory.shifted(layout.base_offset())));
     if read_only.iter().all(|range| range.whole_pages(layout.page_size()).is_empty()) {
@@ -220,14 +220,14 @@ fn place(image: &ElfImage, first_free: u64, layout: Layout, base_page: PageSize)
     placed
 }
 
-/// Where `length` bytes of the source at `offset`, shown at `address`, lie in the image; `None` where no segment holds
-/// them all.
+/// Returns the image's offset of `length` bytes of the source at `offset`, shown at `address`; `None` if no segment
+/// holds them all.
 fn moved(placed: &[Placed], offset: u64, length: u64, address: u64) -> Option<u64> {
     let holds = |p: &&Placed| {
         let into = offset.checked_sub(p.segment.offset);
         into.and_then(|into| into.checked_add(length)).is_some_and(|end| end <= p.segment.file_size)
     };
-    // An empty section at a border lies in both segments; its address tells in which.
+    // An empty section at a border belongs to both segments; its address identifies one.
     let agrees = |p: &&Placed| {
         p.segment.offset.wrapping_sub(p.segment.memory.start().0) == offset.wrapping_sub(address)
             && address.wrapping_sub(p.segment.memory.start().0) <= p.segment.memory.len()

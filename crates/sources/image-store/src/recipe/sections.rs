@@ -28,7 +28,7 @@ pub(super) struct PlacedSections {
 }
 
 impl Sections {
-    /// Reads the sections; `None` where there are none, or where they are damaged: mappings do not need them.
+    /// Reads the sections; `None` if there are none, or if they are damaged: mappings do not need them.
     pub fn read<'data, R: ReadRef<'data>>(data: R, length: u64) -> Option<Self> {
         let header = Header::parse(data).ok()?;
         let endian = header.endian().ok()?;
@@ -58,7 +58,7 @@ impl Sections {
         kind != elf::SHT_NOBITS && kind != elf::SHT_NULL
     }
 
-    /// Finds a place for each section and for their table, and adds what must be copied to the pieces.
+    /// Finds a place for each section and for their table, and adds the pieces that must be copied.
     pub fn place(
         mut self,
         placed: &[Placed],
@@ -102,9 +102,9 @@ impl Sections {
     }
 }
 
-/// Debug information may be many times the program; where it is more than the program itself it stays in the source,
-/// where debuggers find it by the build-id or the path. The section stays as an inactive one, so that the numbers of
-/// the others do not change.
+/// Debug information may be many times larger than the program. If it is larger than the program itself, it stays in
+/// the source, where debuggers find it by the build-id or the path. Its section becomes inactive instead of removed, so
+/// that the numbers of the others do not change.
 fn leave_out(section: &mut Section, endian: Endianness) {
     section.sh_type = U32::new(endian, elf::SHT_NULL);
     section.sh_offset = U64::new(endian, 0);
@@ -116,14 +116,14 @@ fn is_debug(name: &[u8]) -> bool {
     prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Returns a section's alignment, as far as it matters in a file.
+/// Returns a section's alignment in a file: at most a page, and 1 if it is not a power of two.
 fn alignment(section: &Section, endian: Endianness) -> u64 {
     const MOST: u64 = 4096;
     let align = section.sh_addralign(endian);
     if align.is_power_of_two() { align.min(MOST) } else { 1 }
 }
 
-/// Where a section of zeros would lie in the image.
+/// The image's offset for a section of zeros.
 fn zeros_at(section: &Section, endian: Endianness, placed: &[Placed]) -> u64 {
     let address = section.sh_addr(endian);
     let holder = placed.iter().find(|placed| {

@@ -219,7 +219,7 @@ fn padded(bytes: &[u8], offset: u64, length: usize) -> Vec<u8> {
     found
 }
 
-/// True where the recipe puts one thing over another.
+/// True if two pieces of the recipe overlap.
 fn overlaps(recipe: &Recipe) -> bool {
     recipe.pieces.windows(2).any(|pair| pair[0].offset + pair[0].length > pair[1].offset)
 }
@@ -314,7 +314,7 @@ proptest! {
         source.truncate(cut.unwrap_or(length));
         if let Ok(recipe) = recipe(&source, 0) {
             prop_assert!(!overlaps(&recipe));
-            // What a hostile file can ask for is known before anything is done.
+            // The image's size is checked before a buffer is allocated, since a hostile file can ask for any size.
             if recipe.size() < 1 << 24 {
                 bake(&recipe, &source);
             } else {

@@ -1,4 +1,4 @@
-//! Takes back what the configuration of a store has written for the next boots.
+//! Removes the configuration that mounts a store at the next boots.
 
 use super::{CONDITION, DEVICE, StoreMount, replace};
 use crate::{FileSystem, StoreError};
@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Maximum length of a unit in bytes; those that are written have less than a kilobyte.
+/// Maximum length of a unit in bytes; Pagelift's units have less than a kilobyte.
 const LONGEST: u64 = 64 << 10;
 
 impl StoreMount {
@@ -19,10 +19,10 @@ impl StoreMount {
         [(self.systemd_unit().0, Some("local-fs.target")), (service, None), (timer, Some("timers.target"))]
     }
 
-    /// The units of this store's directory, with any options, that stand in a folder: the mount unit first.
+    /// This store directory's units in a folder, with any options: the mount unit first.
     ///
     /// # Errors
-    /// [`StoreError::Unfit`] where somebody has changed one since Pagelift wrote it, or [`StoreError::Io`].
+    /// [`StoreError::Unfit`] if a unit was changed since Pagelift wrote it, or [`StoreError::Io`].
     pub fn installed_units(&self, folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
         let mut found = Vec::new();
         for (name, _) in self.unit_names() {
@@ -37,11 +37,11 @@ impl StoreMount {
         Ok(found)
     }
 
-    /// Removes the units of [`Self::installed_units`] and the links that enable them, with the folders of links that are empty
-    /// then, as `systemctl disable` does. Returns the paths of the units.
+    /// Removes the units of [`Self::installed_units`] and the links that enable them, and the folders of links that
+    /// become empty, as `systemctl disable` does. Returns the paths of the units.
     ///
     /// # Errors
-    /// As [`Self::installed_units`], before anything is removed; the kernel's.
+    /// As [`Self::installed_units`], before anything is removed; [`StoreError::Io`].
     pub fn uninstall_units(&self, folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
         let units = self.installed_units(folder)?;
         let removed = |path: &Path| {
@@ -63,7 +63,7 @@ impl StoreMount {
         Ok(units)
     }
 
-    /// Removes the line of this store's directory from an fstab; false where there is none.
+    /// Removes the line of this store's directory from an fstab; false if there is none.
     ///
     /// # Errors
     /// [`StoreError::Io`].

@@ -1,12 +1,12 @@
 //! The alignment (`p_align`) of the segments that an ELF file loads.
 //!
 //! The kernel places a position-independent program at a multiple of the largest `p_align` of its segments (Linux 5.10,
-//! `maximum_alignment` in `fs/binfmt_elf.c`), the dynamic linker of glibc a shared object (2.35). With the size of a
-//! huge page there, addresses agree with offsets modulo that size wherever they do in the file, and huge folios of the
-//! page cache are mapped by huge pages. A `p_align` must divide the difference of address and offset (elf(5)); glibc
-//! refuses other files. So only segments with that property are changed.
+//! `maximum_alignment` in `fs/binfmt_elf.c`), and glibc's dynamic linker does the same with a shared object (2.35). If
+//! that is the size of a huge page, addresses agree with offsets modulo that size if they do in the file, and huge
+//! folios of the page cache are mapped by huge pages. A `p_align` must divide the difference of address and offset
+//! (elf(5)); glibc refuses other files. So only segments with that property are changed.
 //!
-//! The module does no I/O: it reads headers and says which bytes to write where.
+//! The module does no I/O: it reads headers and returns the bytes to write.
 #![forbid(unsafe_code)]
 
 mod relayout;
@@ -195,7 +195,7 @@ impl Segments {
     /// The values that a record of [`record`] restores.
     ///
     /// # Errors
-    /// [`AlignError::NoRecord`] where it is damaged or does not belong to these segments as they are now.
+    /// [`AlignError::NoRecord`] if it is damaged or does not belong to these segments as they are now.
     pub fn undo(&self, record: &str) -> Result<Vec<NewAlign>, AlignError> {
         let mut words = record.split(' ');
         if words.next() != Some(FORMAT) {

@@ -24,9 +24,9 @@ enum Lies {
 #[derive(Clone, Copy)]
 struct Block {
     lies: Lies,
-    /// Another process maps a page of it.
+    /// Another process maps one of its pages.
     is_held: bool,
-    /// Number of evictions that the kernel does not do, since it has pages in hand.
+    /// Number of evictions that fail because the kernel uses the pages.
     in_hand: u32,
     /// Reclaim has dropped it since its last eviction.
     dropped: bool,
@@ -69,7 +69,7 @@ struct Simulated {
     mapped: Mapped,
     /// Number of times that reclaim drops all huge blocks that nobody maps: before each call, as long as there are any.
     reclaims: Cell<u32>,
-    /// Reclaim takes what this process maps, too.
+    /// Reclaim takes pages that this process maps, too.
     takes_mapped: bool,
     collapses: bool,
     fragmented: bool,
@@ -114,7 +114,7 @@ impl Simulated {
         self.mapped.borrow().contains(&number)
     }
 
-    /// What happens before each call.
+    /// Counts the call, lets reclaim drop blocks, and fails if this is the call that fails.
     fn call(&self, what: &'static str) -> Result<(), Error> {
         self.calls.set(self.calls.get() + 1);
         let mut dropped = false;
@@ -267,7 +267,7 @@ fn making<'a>(cache: &'a Simulated, budget: Budget<'a>) -> Result<Making<'a, &'a
 const LATE: Budget<'static> = Budget { users: Users::OncePagesStay, ..Budget::UNLIMITED };
 const MIXED: [Lies; 6] = [Lies::Small, Lies::Huge, Lies::Nowhere, Lies::Small, Lies::Huge, Lies::Small];
 
-/// Reclaim takes what nobody maps before every call: what is made is mapped from the touch on.
+/// Reclaim takes unmapped pages before every call: new huge blocks are mapped from the touch on.
 #[test]
 fn reclaim_takes_nothing_that_was_made() {
     let cache = Simulated::of(&MIXED);
@@ -283,7 +283,7 @@ fn reclaim_takes_nothing_that_was_made() {
     assert_eq!(cache.lies(), [Lies::Nowhere; 6]);
 }
 
-/// Without a hold that reclaim respects, a block is tried again as often as is worth it, and the reason is told.
+/// Without a hold that reclaim respects, a block is tried again [`PASSES`] times, and the reason is reported.
 #[test]
 fn blocks_that_are_dropped_again_are_named() {
     let cache = Simulated { takes_mapped: true, ..Simulated::of(&MIXED) };
@@ -365,7 +365,7 @@ fn what_collapses_is_never_evicted() {
     work.effort = Effort::InPlace;
     assert!(work.make().unwrap().is_none());
     assert_eq!((cache.evictions(), work.now.blocks.len()), (0, 6));
-    // Where the kernel does not collapse, nothing else is done in place.
+    // If the kernel does not collapse, nothing else is done in place.
     let cache = Simulated::of(&MIXED);
     let mut work = making(&cache, Budget::UNLIMITED).unwrap();
     work.effort = Effort::InPlace;
@@ -373,7 +373,7 @@ fn what_collapses_is_never_evicted() {
     assert_eq!((cache.evictions(), cache.lies()), (0, MIXED.to_vec()));
 }
 
-/// Foreseen is what is made afterwards, with the same reason for the rest, and until then nothing is changed.
+/// The forecast equals the later result, with the same reason for the rest, and until then nothing is changed.
 #[test]
 fn what_is_foreseen_is_what_is_made() {
     let kind = |refusal: &Option<Refusal>| refusal.as_ref().map(std::mem::discriminant);
@@ -419,7 +419,8 @@ fn a_budget_of_bytes_counts_evictions() {
     assert_eq!((cache.evictions(), work.now.blocks.as_slice()), (2, &[0, 1][..]));
 }
 
-/// Whichever call fails, that is told or made good for, nothing stays mapped, and who maps blocks keeps them.
+/// After any failing call, the failure is reported or repaired, nothing stays mapped, and other processes keep the
+/// blocks that they map.
 #[test]
 fn each_call_may_fail() {
     let run = |fails| {

@@ -3,7 +3,7 @@
 use address_space::format_bytes;
 use std::io;
 
-/// Why a file was not replaced: what was found, what was needed, and what fixes it.
+/// Why a file was not replaced: the value found, the value needed, and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplaceError {
     /// The path leads to something else than a regular file.

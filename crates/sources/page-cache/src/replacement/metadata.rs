@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// Attributes that a user may set and that concern the contents or their use, not how they are stored.
+/// Attributes that a user may set and that concern the contents or their use, not their storage.
 const KEPT_FLAGS: u32 = file_flags::NO_ACCESS_TIME
     | file_flags::NO_DUMP
     | file_flags::SYNC
@@ -107,7 +107,7 @@ impl FileMetadata {
         self.compare(&Self::read(file)?)
     }
 
-    /// Says what differs.
+    /// Compares with other metadata; the error names the difference.
     pub fn compare(&self, other: &Self) -> Result<(), ReplaceError> {
         let differs = |what: &str| Err(ReplaceError::Differs(what.to_owned()));
         match () {

@@ -20,8 +20,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The place that a path leads to. Links are resolved once, at the beginning; what is found then is walked through again
-    /// directory by directory, and a link that has taken the place of one is an error.
+    /// The place that a path leads to. Links are resolved once, at the beginning. The resolved path is then opened
+    /// directory by directory; it is an error if a directory on it has become a link.
     pub fn of(path: &Path) -> Result<Self, ReplaceError> {
         let path = fs::canonicalize(path).map_err(ReplaceError::io("resolving the path"))?;
         Self::without_links(path)
@@ -87,7 +87,8 @@ impl Place {
         Ok((found.blocks_available() as u64).saturating_mul(found.fragment_size() as u64))
     }
 
-    /// Renames `new` over `old`, both open files of this directory. If another file than `old` is there, that stays.
+    /// Renames `new` over `old`, both open files of this directory. If the path holds another file than `old`, that
+    /// file stays.
     ///
     /// An exchange (`RENAME_EXCHANGE`) could be undone if an installer was quicker by microseconds, but processes that
     /// have the old file would then see it under the copy's temporary name instead of its own with ` (deleted)`.

@@ -22,7 +22,7 @@ const HOLES: u64 = 8;
 /// Room that is left on the file system, in bytes.
 const ROOM_LEFT: u64 = 16 << 20;
 
-/// In what the copy differs from the file.
+/// The differences between the copy and the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Another order of the bytes; `None` keeps their order.

@@ -159,8 +159,8 @@ fn mapped(bytes: &[u8]) -> BTreeMap<u64, Page<'_>> {
     pages
 }
 
-/// Checks one file with [`Edges::MergeReadOnly`]: only the protection of read-only data differs, and only in huge pages that are
-/// code as a whole, in memory and in the file. Returns the number of these pages of data.
+/// Checks one file with [`Edges::MergeReadOnly`]: only the protection of read-only data differs, and only in huge pages
+/// that are entirely code, in memory and in the file. Returns the number of these pages of data.
 fn check_edges(old: &[u8], huge: u64) -> Result<u64, RelayoutError> {
     let relayout = plan_with(old, huge, Edges::MergeReadOnly)?;
     let new = applied(old, relayout.length, &relayout.pieces, &relayout.fields);
@@ -175,7 +175,7 @@ fn check_edges(old: &[u8], huge: u64) -> Result<u64, RelayoutError> {
         if was.0 != is.0 {
             assert_eq!((was.0, is.0), (elf::PF_R.0, elf::PF_R.0 | elf::PF_X.0), "page {at:#x}");
             widened += 1;
-            // If a segment of data is shorter than the huge page, the rest of it is code, too.
+            // If a segment of data is shorter than the huge page, the rest of the page is code, too.
             let block = at - at % huge;
             let pages = || (block..block + huge).step_by(PAGE as usize);
             assert!(pages().all(|page| after.get(&page).is_some_and(|page| page.0 == is.0 && page.2 == is.2)));

@@ -13,7 +13,7 @@ fn requests(texts: &[&str]) -> Vec<PoolRequest> {
     texts.iter().map(|text| Simulated::request(text)).collect()
 }
 
-/// Does what a start of the unit does.
+/// Does the work of a unit's start.
 fn start(machine: &Simulated, record: &Record, texts: &[&str]) -> RecordedOutcome {
     let base_page = PageSize::new(1 << 12).unwrap();
     let options =
@@ -21,8 +21,8 @@ fn start(machine: &Simulated, record: &Record, texts: &[&str]) -> RecordedOutcom
     record.reserve(machine, &requests(texts), &options).unwrap()
 }
 
-/// Does the work of a unit's stop. Returns the pages that were taken out of the pool, and how many of them are the
-/// system's.
+/// Does the work of a unit's stop. Returns the number of pages taken out of the pool, and the number that the system
+/// got back.
 fn stop(machine: &Simulated, record: &Record, texts: &[&str]) -> (u64, u64, Option<String>) {
     let RecordedRelease { given, note } = record.release(machine, &requests(texts)).unwrap();
     let sum = |of: fn(&GivenBack) -> u64| given.iter().map(of).sum::<u64>();

@@ -1,4 +1,4 @@
-//! Places of the parts of a file: which bytes move where.
+//! New places for the parts of a file.
 
 use super::headers::{Headers, Program, SECTION_HEADER, is_zero};
 use super::refusal::RelayoutError;
@@ -46,7 +46,7 @@ pub struct Layout {
     pub length: u64,
     /// The segments, in the order of their offsets.
     pub loads: Vec<Load>,
-    /// The bytes to copy: of segments whole pages, so that each page has the same contents as before in memory.
+    /// The bytes to copy: whole pages of segments, so that each page has the same contents as before in memory.
     pub copies: Vec<Piece>,
     /// The parts without overlaps: each byte that is not zero belongs to one.
     pub parts: Vec<Piece>,
@@ -180,7 +180,7 @@ impl Builder {
         is_shared.then_some(block)
     }
 
-    /// Moves behind the segments what is between them and behind them.
+    /// Moves the bytes between segments and after the last one to the end of the new file.
     fn place_the_rest<'data, R: ReadRef<'data>>(&mut self, headers: &Headers, data: R, huge: PageSize) {
         let mut at = 0;
         let parts = self.layout.parts.clone();
@@ -203,7 +203,7 @@ impl Builder {
         }
     }
 
-    /// Gives a part that ends at `at` the rest of its last page, which is copied with it. Returns what is left of the gap.
+    /// Extends the part that ends at `at` to the end of its page, which is copied with it. Returns the rest of the gap.
     fn extend_to_its_page(&mut self, at: u64, gap: u64) -> (u64, u64) {
         let more = (at.next_multiple_of(self.page) - at).min(gap);
         match self.layout.parts.iter_mut().find(|part| part.from + part.length == at) {

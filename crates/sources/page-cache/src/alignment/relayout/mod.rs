@@ -28,7 +28,7 @@ const SECTIONS_AT: u64 = 40;
 const OFFSET_AT: u64 = 8;
 const SECTION_OFFSET_AT: u64 = 24;
 
-/// A new file is at least one part in so many as long as the file before: padding between segments may be left out.
+/// Divisor of the old length: a new file has at least this share, since padding between segments may be left out.
 const MOST_SHORTENED: u64 = 4;
 
 /// A number of eight bytes in a header that changes.
