@@ -21,7 +21,7 @@ pub struct Explanation<'a> {
     pub identity: Identity,
     /// Its program.
     pub program: Program,
-    /// How far it is.
+    /// Its age and resources.
     pub usage: Usage,
     /// The decisions. The resident size counts as stable.
     pub judgement: Judgement<'a>,
@@ -35,7 +35,7 @@ pub struct Explanation<'a> {
     pub entry: Option<Entry>,
     /// Why its build is not lifted.
     pub block: Option<Refusal>,
-    /// The measurements of its build, and what they mean for it, if a rule orders a lift.
+    /// The measurements of its build, and the conclusion, if a rule orders a lift.
     pub verdict: Option<Verdict>,
     /// Why the verdicts could not be read.
     pub verdicts_error: Option<String>,

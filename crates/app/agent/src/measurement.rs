@@ -37,7 +37,7 @@ pub struct Running {
     child: Child,
     heard: Receiver<Heard>,
     seen: Seen,
-    /// The last line that counts, or the reason why there is none.
+    /// The line with the result, or the reason why there is none.
     end: Option<Result<ResultLine, String>>,
     /// The lock of workers, which the process holds too, and the lock of the measured program.
     _locks: Option<(LockFile, PassingLock)>,

@@ -126,7 +126,7 @@ impl Share {
     }
 }
 
-/// Does what is requested.
+/// Performs a request.
 pub fn perform(request: &Request) -> Answer {
     let refused = |why: String| Answer { refusal: Some(why), ..Answer::default() };
     // A worker of a killed agent may still be busy.
@@ -229,7 +229,7 @@ fn policy(request: &Request) -> Result<Policy, String> {
     })
 }
 
-/// The policy for what is lifted by copies, if any kind is, with the memory that `answer` has left.
+/// The policy for kinds that are lifted by copies, if any, with the memory that `answer` leaves.
 fn usual(policy: &Policy, answer: &Answer) -> Option<Policy> {
     let kinds = policy.kinds.planned();
     (!kinds.is_empty()).then(|| Policy { kinds, max_memory: left(policy, answer), ..policy.clone() })
@@ -283,8 +283,8 @@ fn lift(process: &Selected<'_>, policy: &Policy) -> Answer {
     lift_all(policy, in_place, copies)
 }
 
-/// Lifts each kind of memory, with the memory that the kinds before it have left. A lift returns `None` if the process has ended.
-/// The answer contains what was lifted before an error.
+/// Lifts each kind of memory, with the memory that the kinds before it have left. A lift returns `None` if the process
+/// has ended. After an error the answer contains the lifts before it.
 fn lift_all(
     policy: &Policy,
     mut lift_in_place: impl FnMut(InPlaceOptions<'_>) -> Result<Option<Share>, SessionError>,

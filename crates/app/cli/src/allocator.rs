@@ -30,7 +30,7 @@ impl Allocator {
             std::thread::yield_now();
         }
         // SAFETY:
-        // - nobody else has the heap until `taken` is false again, and what `act` does comes back to no allocator.
+        // - only this thread has the heap until `taken` is false again, and `act` calls no allocator.
         let result = act(unsafe { &mut *self.heap.get() });
         self.taken.store(false, Ordering::Release);
         result
@@ -38,7 +38,7 @@ impl Allocator {
 }
 
 // SAFETY:
-// - dlmalloc returns blocks of the requested size and alignment, and no panic unwinds out of it (`panic = "abort"`).
+// - dlmalloc returns blocks of the requested size and alignment, and never unwinds (`panic = "abort"`).
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY:

@@ -31,7 +31,7 @@ use std::time::Duration;
     help_template = crate::overview::TEMPLATE
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -167,7 +167,7 @@ pub enum MeasuringCommand {
     MeasureLift(Box<MeasureLiftArgs>),
     /// Run a bundled program plain and lifted, and compare.
     //
-    // After all others, also after those of `pagelift`.
+    // After all other commands, also after the commands of `pagelift`.
     #[command(display_order = 100)]
     Demo(DemoArgs),
 }
@@ -176,7 +176,7 @@ pub enum MeasuringCommand {
 #[derive(Parser)]
 #[command(name = "pagelift", version, propagate_version = true, max_term_width = 100)]
 pub struct MeasuringCli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: MeasuringCommand,
 }
@@ -185,7 +185,7 @@ pub struct MeasuringCli {
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(mut_arg("lift", with_in_place))]
 pub struct RunArgs {
-    /// What to lift and from where.
+    /// The kinds to lift and the sources of pages.
     #[command(flatten)]
     pub policy: PolicyArgs,
     /// When to bring files into huge folios of the page cache before they are lifted from there.
@@ -194,7 +194,7 @@ pub struct RunArgs {
     /// Limits of the cost.
     #[command(flatten)]
     pub cost: CostArgs,
-    /// What concerns the heap.
+    /// Options of the heap.
     #[command(flatten)]
     pub heap: HeapArgs,
     /// Make the program's allocator keep freed memory, by the allocator's own settings, so that it sends no TLB
@@ -234,7 +234,7 @@ pub struct RunArgs {
     /// Execute the program with this argv[0] instead of CMD, as env --argv0 does.
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub argv0: Option<OsString>,
-    /// What is told of it.
+    /// Output options.
     #[command(flatten)]
     pub outcome: OutcomeArgs,
     /// The program and its arguments.
@@ -264,7 +264,7 @@ pub struct OutcomeArgs {
 #[derive(Args, Clone)]
 #[command(mut_arg("lift", with_running))]
 pub struct AttachArgs {
-    /// What to lift and from where.
+    /// The kinds to lift and the sources of pages.
     #[command(flatten)]
     pub policy: PolicyArgs,
     /// When to bring files into huge folios of the page cache before they are lifted from there.
@@ -301,7 +301,7 @@ pub struct AttachArgs {
     /// Fail if any part of the plan cannot be lifted.
     #[arg(long)]
     pub require: bool,
-    /// What is told of it.
+    /// Output options.
     #[command(flatten)]
     pub outcome: OutcomeArgs,
 }
@@ -325,7 +325,7 @@ pub struct DetachArgs {
 #[command(mut_arg("lift", with_running))]
 #[command(group = ArgGroup::new("looks").args(["used", "probe"]).multiple(true))]
 pub struct InspectArgs {
-    /// What to lift and from where.
+    /// The kinds to lift and the sources of pages.
     #[command(flatten)]
     pub policy: PolicyArgs,
     /// Print JSON.

@@ -209,8 +209,8 @@ const SECTIONS: &[Sections] = &[
     usual("agent verdicts forget", &[("pagelift agent verdicts forget mariadbd", "Measure it anew")]),
 ];
 
-/// The command line with these sections behind the options of each command. A command with subcommands has the first
-/// example of each of them.
+/// The command line with these sections after the options of each command. A command with subcommands has the first
+/// example of each.
 fn with_sections(mut command: Command, path: &str) -> Command {
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path} {name}") };
     command = command.mut_subcommands(|inner| {
@@ -250,7 +250,7 @@ fn sections(path: &str) -> Option<String> {
 /// The definition of a command line, with the sections.
 pub fn definition<C: CommandFactory>() -> Command {
     let command = C::command();
-    // That of `pagelift run` alone is a command by itself.
+    // The definition of `pagelift run` alone is a separate command.
     let path = if command.get_name() == "run" { "run" } else { "" };
     with_sections(command, path)
 }
@@ -315,7 +315,7 @@ mod tests {
                 let words = example.split(' ').take_while(|word| *word != ">").map(OsString::from);
                 match parse::<Cli>(words) {
                     Ok(_) => {}
-                    // No program of that name runs here.
+                    // No program with this name runs here.
                     Err(error)
                         if error.kind() == ErrorKind::ValueValidation
                             && error.to_string().contains("no process runs") => {}

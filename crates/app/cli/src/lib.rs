@@ -1,4 +1,4 @@
-//! The command line of `pagelift`: its definition, its commands, and what they print. The program itself is the package
+//! The command line of `pagelift`: its definition, its commands, and their output. The program itself is the package
 //! `pagelift`; the commands of `bench` and `report` are the crate `measure-cli`.
 
 #[cfg(target_env = "musl")]

@@ -54,10 +54,10 @@ impl Output {
         self.write(&self.folded(&printable_lines(text)))
     }
 
-    /// Prints a text whose lines stay whole: what a program reads, or a file.
+    /// Prints a text whose lines stay whole: input for a program, or a file.
     ///
     /// # Errors
-    /// Those of the stream.
+    /// The stream's errors.
     pub fn print_whole(self, text: &str) -> io::Result<()> {
         self.write(&printable_lines(text))
     }
@@ -102,9 +102,9 @@ impl Output {
         }
     }
 
-    /// Prints what clap made of the command line: help, the version, or what is wrong with it. Where a word
-    /// of the command line has characters that act on their reader it is one line without colours. `words` is the command
-    /// line: where `main` is not Rust's, a static program on musl finds none by `std::env`.
+    /// Prints clap's result for the command line: help, the version, or an error. If a word of the command line has
+    /// characters that act on a terminal, it is one line without colours. `words` is the command line: if `main` is not
+    /// Rust's, a static program on musl finds none by `std::env`.
     pub fn print_usage(error: &clap::Error, words: &[OsString]) {
         let stream = if error.use_stderr() { Self::Error } else { Self::Standard };
         // The rendered text has no escape sequences, nor do the words; print() writes them to a terminal.

@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use linux::owner::{Lasting, foreign_part};
 use std::path::Path;
 
-/// Refuses a program that others than root can change: a unit that root starts would execute what they put there.
+/// Refuses a program that users other than root can change: root's units would execute their code.
 ///
 /// # Errors
 /// The part of the path that was found, and the fix.

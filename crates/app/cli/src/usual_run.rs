@@ -13,7 +13,8 @@ use options::{Choice, CostShare, Edges, HeapPages, Kind, Kinds, Pages, Prepare, 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-/// Returns what the words behind `run` ask for, where they are options that [`set`] knows, each at most once, and a command.
+/// Returns the arguments of the words after `run`, if these are options that [`set`] knows, each at most once, and a
+/// command.
 pub fn read(words: &[OsString]) -> Option<RunArgs> {
     let mut args = without_options();
     let mut given: Vec<&str> = Vec::new();
@@ -29,7 +30,7 @@ pub fn read(words: &[OsString]) -> Option<RunArgs> {
         }
         given.push(name);
     };
-    // Whether a later `--` is one of the command's words is decided by the definition.
+    // The definition decides whether a later `--` belongs to the command.
     let contradicts = args.outcome.quiet && args.outcome.verbose;
     let is_usual = !contradicts && !args.command.is_empty() && args.command.iter().all(|word| word != "--");
     is_usual.then_some(args)
@@ -73,7 +74,7 @@ fn set<'a>(
     Some(())
 }
 
-/// An option and the value that is written behind its `=`, or another word. `None` where it is not UTF-8.
+/// An option and the value after its `=`, or another word. `None` if it is not UTF-8.
 fn parts(word: &OsStr) -> Option<(&str, Option<&str>)> {
     let word = word.to_str()?;
     let option = word.split_once('=').filter(|_| word.starts_with("--"));

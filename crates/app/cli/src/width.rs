@@ -22,8 +22,8 @@ pub fn fit_screens(stream: impl AsFd) {
     let _ = AT_START.set(of(stream));
 }
 
-/// The number of columns of the stream at the start of this process. The helper of `run`, which writes to the program's
-/// standard error, has none of its own.
+/// The number of columns of the stream at the start of this process. The helper of `run` writes to the program's
+/// standard error and has no columns of its own.
 pub fn at_start() -> Option<usize> {
     AT_START.get().copied().flatten()
 }

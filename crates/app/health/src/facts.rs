@@ -90,9 +90,9 @@ pub struct Khugepaged {
 /// A process that has disabled transparent huge pages for itself (`PR_SET_THP_DISABLE`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchedOff {
-    /// Except where memory is advised (Linux 6.18).
+    /// Except for advised memory (Linux 6.18).
     pub except_advised: bool,
-    /// The oldest ancestor that has the setting too, by number and name; `None` where the process made it by itself.
+    /// The oldest ancestor that has the setting too, by number and name; `None` if the process made it by itself.
     pub inherited_from: Option<(i32, String)>,
 }
 
@@ -122,10 +122,10 @@ pub struct FreeMemory {
     pub in_blocks: u64,
 }
 
-/// Free memory, and what the kernel does with memory by itself.
+/// Free memory, and the kernel's own actions on memory.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryFacts {
-    /// Nodes with memory. Empty where blocks of the size of a huge page are not counted.
+    /// Nodes with memory. Empty if blocks of the size of a huge page are not counted.
     pub nodes: Vec<FreeMemory>,
     /// Nodes that are online.
     pub online: Vec<u32>,
@@ -141,7 +141,7 @@ pub struct MemoryFacts {
     pub ksm: Option<u64>,
     /// `vm.compaction_proactiveness` (Linux 5.9).
     pub proactiveness: Option<u64>,
-    /// Schemes of DAMON that reclaim memory of the machine although some is free; `None` where only root may read them.
+    /// Schemes of DAMON that reclaim memory of the machine although some is free; `None` if only root may read them.
     pub damon: Option<Vec<DamonReclaim>>,
 }
 
@@ -195,9 +195,10 @@ pub struct HostFacts {
 /// The probe's result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// The host backs huge pages by smaller ones; `None` where huge pages could not be measured, or not even base pages walked.
+    /// The host backs huge pages by smaller ones; `None` if huge pages could not be measured, or if even base pages
+    /// caused no walks.
     pub splintered: Option<bool>,
-    /// Where that is absent since no base pages walked, the footprint in bytes at which they are likely to.
+    /// If even base pages caused no walks, the footprint in bytes at which walks are likely.
     pub needed: Option<u64>,
     /// Bytes of data that the TLB reaches with base pages: the least and the most of several passes.
     pub reach: Option<(u64, u64)>,
@@ -242,17 +243,17 @@ pub struct ProgramFacts {
     pub path: String,
     /// The words that start it.
     pub command: Vec<String>,
-    /// The program that runs it, where it is a script.
+    /// The program that runs it, if it is a script.
     pub interpreter: Option<String>,
     /// The known settings.
     pub known: Known,
-    /// No dynamic linker loads it; `None` where its file could not be read.
+    /// No dynamic linker loads it; `None` if its file could not be read.
     pub is_static: Option<bool>,
     /// Its base is fixed by the linker.
     pub fixed_base: bool,
     /// The allocator and how that was found out.
     pub allocator: Option<(Family, String)>,
-    /// Its allocator and what `run --heap=auto` does with it, as one line.
+    /// Its allocator and the action of `run --heap=auto` on it, as one line.
     pub heap_choice: Option<String>,
     /// Code in its objects of at least a huge page, in bytes, and in how many objects.
     pub code: (u64, usize),
@@ -279,7 +280,7 @@ pub struct ProgramFacts {
 }
 
 impl ProgramFacts {
-    /// Returns how much of the process is on huge pages; `None` for a program that is not running or may not be read.
+    /// Returns the bytes of the process on huge pages; `None` for a program that is not running or may not be read.
     pub fn standing(&self) -> Option<Standing> {
         let running = self.running.as_ref()?;
         let (resident, huge) = running.all;
@@ -340,7 +341,7 @@ impl RunningFacts {
     }
 }
 
-/// Where commands are typed.
+/// The place where commands are typed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// `/sys` and `/proc/sys` are read-only, as in most containers: settings are changed on the host.
@@ -352,7 +353,7 @@ pub struct Place {
 /// All facts.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// Where commands are typed.
+    /// The place where commands are typed.
     pub place: Place,
     /// The user is root.
     pub is_root: bool,
@@ -378,7 +379,7 @@ pub struct Facts {
     pub host: HostFacts,
     /// The requirements of measuring.
     pub measuring: MeasuringFacts,
-    /// The program; `None` where the machine alone is asked about.
+    /// The program; `None` if only the machine is checked.
     pub program: Option<ProgramFacts>,
 }
 

@@ -4,7 +4,7 @@ use foreign_text::quoted;
 use serde::Serialize;
 use std::fmt;
 
-/// How much a finding matters; the last is worst.
+/// The importance of a finding; the last is worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -24,9 +24,9 @@ pub enum Area {
     Kernel,
     /// Transparent huge pages.
     Thp,
-    /// The hugetlb pools and what limits them.
+    /// The hugetlb pools and their limits.
     Pool,
-    /// Free memory, and what the kernel does with memory by itself.
+    /// Free memory, and the kernel's own actions on memory.
     Memory,
     /// The rights of the process and its user.
     Permission,
@@ -53,7 +53,7 @@ impl fmt::Display for Area {
     }
 }
 
-/// How a finding is put right.
+/// The fix of a finding.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Fix {
     /// Commands for a shell, one after the other; empty if no command helps.
@@ -80,7 +80,7 @@ impl Fix {
         Self { note: Some(words.into()), ..Self::default() }
     }
 
-    /// Adds what else is to be known.
+    /// Adds further information.
     #[must_use]
     pub fn with_note(self, note: impl Into<String>) -> Self {
         Self { note: Some(note.into()), ..self }
@@ -115,7 +115,7 @@ pub struct Finding {
     pub check: &'static str,
     /// The area.
     pub area: Area,
-    /// How much it matters.
+    /// Its importance.
     pub severity: Severity,
     /// The finding in a few words.
     pub title: String,
@@ -125,7 +125,7 @@ pub struct Finding {
     pub wanted: String,
     /// Why that matters.
     pub why: String,
-    /// How it is put right; `None` where nobody can.
+    /// The fix; `None` if there is none.
     pub fix: Option<Fix>,
 }
 
@@ -143,11 +143,11 @@ pub struct NotSeen {
 /// One answer of a check. A check that does not apply gives none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it should be; what was seen.
+    /// As it should be; the observed value.
     Fine(String),
     /// Wanting.
     Found {
-        /// How much it matters.
+        /// Its importance.
         severity: Severity,
         /// The finding in a few words.
         title: String,
@@ -157,7 +157,7 @@ pub enum Outcome {
         wanted: String,
         /// Why that matters.
         why: String,
-        /// How it is put right.
+        /// The fix.
         fix: Option<Fix>,
     },
     /// Could not be read.
@@ -170,7 +170,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// All is well, with what was seen.
+    /// All is well; the text is the observed value.
     pub fn fine(seen: impl Into<String>) -> Self {
         Self::Fine(seen.into())
     }

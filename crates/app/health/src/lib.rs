@@ -1,10 +1,10 @@
-//! Whether a machine and a program are ready for huge pages.
+//! Checks whether a machine and a program are ready for huge pages.
 //!
 //! [`gather`] reads and tries; [`examine`] is a pure function from these facts to a report. Each check is a small function
 //! in [`checks`] from facts to outcomes, so that every one is tested with ill and with healthy facts.
 //!
-//! The order of a command that wants both: [`gather::try_features`] first, since it acts on a child and makes memory
-//! executable; then give up rights; then read what others wrote ([`gather::gather`]).
+//! The order of a command that needs both: [`gather::try_features`] first, since it acts on a child and makes memory
+//! executable; then give up rights; then read foreign data ([`gather::gather`]).
 #![forbid(unsafe_code)]
 
 pub mod checks;

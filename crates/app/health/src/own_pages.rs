@@ -9,7 +9,7 @@ use serde::Serialize;
 /// The source of a setting that nobody has set.
 pub(crate) const USUAL: &str = "its default";
 
-/// How a program requests pool pages.
+/// The way in which a program requests pool pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
@@ -25,7 +25,7 @@ pub enum Request {
 /// Memory that a program takes from the pool in one allocation, or in several of one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Buffer {
-    /// The setting that names its size, or what it is.
+    /// The setting that names its size, or its description.
     pub name: String,
     /// Bytes of all allocations together.
     pub bytes: u64,
@@ -49,7 +49,7 @@ impl Buffer {
 /// Pool pages that a program requests, or can request, by its own settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OwnPages {
-    /// How the program requests them.
+    /// The way in which the program requests them.
     pub request: Request,
     /// The setting and the value that requests them, for example `large_pages=ON`.
     pub setting: String,

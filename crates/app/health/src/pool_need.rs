@@ -18,7 +18,7 @@ pub(crate) fn pages_needed(facts: &Facts) -> u64 {
     own.saturating_sub(held).saturating_add(pages_for_code(facts, program))
 }
 
-/// Pool pages for the program's code, where neither files nor transparent huge pages can serve it.
+/// Pool pages for the program's code, if neither files nor transparent huge pages can serve it.
 pub(crate) fn pages_for_code(facts: &Facts, program: &ProgramFacts) -> u64 {
     let has_thp = facts.thp.size.is_some() && facts.thp_mode() != Some("never");
     if program.lifts.is_empty() && !has_thp { program.pool_pages } else { 0 }

@@ -26,7 +26,7 @@ pub struct HealthReport {
     pub version: u32,
     /// The program and its process, or "this machine".
     pub subject: String,
-    /// The worst severity; `None` where nothing was found.
+    /// The worst severity; `None` if nothing was found.
     pub severity: Option<Severity>,
     /// Unmet requirements, worst first.
     pub findings: Vec<Finding>,
@@ -36,13 +36,13 @@ pub struct HealthReport {
     pub not_seen: Vec<NotSeen>,
     /// The advice.
     pub verdict: Verdict,
-    /// The allocator of the program, and what `run --heap=auto` does with it at the next start.
+    /// The allocator of the program, and the action of `run --heap=auto` on it at the next start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heap: Option<String>,
 }
 
 impl HealthReport {
-    /// The exit status: 0 where all is well or only noted, 1 with advice, 2 with problems.
+    /// The exit status: 0 if all is well or only noted, 1 with advice, 2 with problems.
     pub fn exit_status(&self) -> u8 {
         match self.severity {
             None | Some(Severity::Note) => 0,

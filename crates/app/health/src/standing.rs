@@ -3,14 +3,14 @@
 use address_space::format_bytes;
 use session::shared::{InPlace, InPlaceAmounts};
 
-/// How much of a process is on huge pages, and how much a lift would add. Bytes.
+/// Bytes of a process on huge pages, and bytes that a lift would add.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Bytes on huge pages.
     pub huge: u64,
     /// Resident bytes, those on huge pages included.
     pub resident: u64,
-    /// Bytes that a lift would add; `None` where no plan was made.
+    /// Bytes that a lift would add; `None` if no plan was made.
     pub more: Option<u64>,
     /// Bytes that lifts in place would add at most, which a lift makes only on request.
     pub in_place: InPlaceAmounts,

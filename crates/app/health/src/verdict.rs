@@ -39,7 +39,7 @@ pub struct Estimate {
 pub struct Verdict {
     /// In a sentence.
     pub summary: String,
-    /// The command that lifts; `None` where there is nothing to lift or the fixes come first.
+    /// The command that lifts; `None` if there is nothing to lift or the fixes come first.
     pub run: Option<String>,
     /// The command that measures whether it pays.
     pub measure: Option<String>,
@@ -176,7 +176,7 @@ fn what(program: &ProgramFacts) -> String {
     if parts.is_empty() { "its heap".to_owned() } else { parts.join("; ") }
 }
 
-/// Why nothing is lifted, and what to do instead.
+/// Why nothing is lifted, and the alternative.
 fn nothing_to_lift(facts: &Facts, program: &ProgramFacts) -> Verdict {
     let name = &program.name;
     let later = "pagelift doctor PID, once it runs".to_owned();
@@ -262,7 +262,7 @@ enum For {
 
 /// Bytes that a TLB reaches with base pages.
 enum TlbReach {
-    /// The reach on this machine, at least and at most, and how it is known.
+    /// The reach on this machine, at least and at most, and its source.
     Known { least: u64, most: u64, how: &'static str },
     /// The reach of TLBs of the last ten years.
     Usual { least: u64, most: u64 },

@@ -15,8 +15,8 @@ pub fn progress(progress: &Progress<'_>) -> String {
     format!("{} blocks: {}", progress.blocks, arms.collect::<Vec<_>>().join("; "))
 }
 
-/// The answer in a line for each arm, the control, what a switch costs, and how it ended. Nothing in it acts on a terminal: a
-/// record may come from anybody.
+/// The answer in a line for each arm, the control, the cost of a switch, and the end. Its text cannot act on a
+/// terminal: a record may come from anybody.
 pub fn answer(record: &Record) -> String {
     let answer = record.answer();
     let header = &record.header;

@@ -24,7 +24,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let open = |path: &PathBuf| anyhow::Ok((path.display().to_string(), open_record(path)?));
     let files = args.files.iter().map(open).collect::<anyhow::Result<Vec<_>>>()?;
     let is_markdown = args.markdown;
-    // The thread that reads what others wrote has no other rights; this one writes the page.
+    // The thread that reads foreign records has no other rights; this one writes the page.
     let page = std::thread::spawn(move || page(files, is_markdown)).join();
     let page = page.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     let output = args.output.clone().or_else(|| (!is_markdown).then(|| PathBuf::from(PAGE)));

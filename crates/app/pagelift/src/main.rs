@@ -23,7 +23,7 @@ static ALLOCATOR: cli::allocator::Allocator = cli::allocator::Allocator::new();
 /// # Safety
 /// There must be `count` pointers, each to a string that ends with NUL.
 // SAFETY:
-// - the symbol `main` is what the C start-up code calls, once, with this signature.
+// - the C start-up code calls the symbol `main`, once, with this signature.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn main(count: i32, arguments: *const *const c_char) -> i32 {
     // SAFETY:

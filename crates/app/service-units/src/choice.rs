@@ -1,4 +1,4 @@
-//! Chooses how a service is lifted in its sandbox.
+//! Chooses the way to lift a service in its sandbox.
 
 mod obstacles;
 
@@ -53,7 +53,7 @@ pub struct Program {
     pub is_unconfined: bool,
     /// Its command line cannot be given again behind another program.
     pub not_prefixable: Option<String>,
-    /// Why the page cache cannot hold its file in huge folios, as far as that is known.
+    /// Why the page cache cannot hold its file in huge folios, if known.
     pub not_in_page_cache: Option<String>,
     /// Paths of the large libraries that the dynamic linker loads with it.
     pub libraries: Vec<String>,
@@ -114,25 +114,25 @@ pub struct Surroundings {
     pub several_nodes: bool,
     /// SELinux is enforcing.
     pub selinux: bool,
-    /// `kernel.yama.ptrace_scope`; 0 where there is none.
+    /// `kernel.yama.ptrace_scope`; 0 if there is none.
     pub ptrace_scope: u32,
 }
 
-/// How a service is to be lifted.
+/// The way to lift a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// The way.
     pub way: Way,
-    /// `--pages`, where it is not the user's.
+    /// `--pages`, if it differs from the user's.
     pub pages: Option<&'static str>,
-    /// For each command the paths for `--only` that its own shell names, where the user names none.
+    /// For each command the paths for `--only` that its own shell names, if the user names none.
     pub only: Vec<Vec<String>>,
     /// Paths that the unit must be allowed to execute.
     pub exec_paths: Vec<String>,
     /// Programs as their commands name them, and libraries, of which root makes images before each start; specifiers are not
     /// expanded.
     pub image_sources: Vec<String>,
-    /// systemd is to wait for the exec, so that what runs is the program.
+    /// systemd waits for the exec, so that the main process is the program.
     pub waits_for_exec: bool,
     /// The journal's name for the programs' output, which would otherwise be pagelift's.
     pub journal_name: Option<String>,
@@ -196,7 +196,7 @@ impl Chooser<'_> {
         if self.is_confined() { self.unit.rule(call) } else { CallRule::Allowed }
     }
 
-    /// True where memory that was written cannot become code.
+    /// True if memory that was written cannot become code.
     fn forbids_copied_code(&self) -> bool {
         self.is_confined() && self.unit.is_set("MemoryDenyWriteExecute")
     }
@@ -309,8 +309,8 @@ impl Chooser<'_> {
         Choice { way, pages, only, exec_paths, image_sources, waits_for_exec, journal_name, is_silent, reasons }
     }
 
-    /// The programs of which root makes images before each start: none in a unit that must be silent, since `image add`
-    /// writes what fails to the same standard error.
+    /// The programs whose images root makes before each start: none in a unit that must be silent, since `image add`
+    /// writes errors to the same standard error.
     fn made_before(&self, is_silent: bool, reasons: &mut Vec<String>) -> Vec<String> {
         let sources = self.image_sources();
         if is_silent {
@@ -354,8 +354,7 @@ impl Chooser<'_> {
         needed.into_iter().map(|(path, _)| path).collect()
     }
 
-    /// The lifted programs, as far as they are known: those that the user names, otherwise those of the commands and,
-    /// for a shell, those in its words.
+    /// The known lifted programs: named by the user, otherwise by the commands and, for a shell, by its words.
     fn lifted(&self) -> Vec<&Program> {
         if self.wanted.only {
             return self.wanted.found.iter().collect();
@@ -369,7 +368,7 @@ impl Chooser<'_> {
             .collect()
     }
 
-    /// The programs that the words of a command's shell execute, where the user names none.
+    /// The programs that the words of a command's shell execute, if the user names none.
     fn named_by<'p>(&self, program: &'p Program) -> &'p [Program] {
         match &program.shell {
             Some(shell) if !self.wanted.only => &shell.programs,
@@ -428,7 +427,7 @@ impl Chooser<'_> {
         Some(first)
     }
 
-    /// The source of pages, where the sandbox excludes some.
+    /// The source of pages, if the sandbox excludes some.
     fn choose_pages(&self, way: Way, store: Option<&str>, reasons: &mut Vec<String>) -> Option<Pages> {
         if self.wanted.pages != Pages::Auto {
             return None;

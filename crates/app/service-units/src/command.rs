@@ -171,7 +171,7 @@ impl ExecCommand {
         format!("{failure}{variables}{}", self.privileges)
     }
 
-    /// True where systemd applies no sandbox to the command.
+    /// True if systemd applies no sandbox to the command.
     pub fn is_unconfined(&self) -> bool {
         self.privileges == "+"
     }

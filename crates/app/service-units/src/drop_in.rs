@@ -30,7 +30,7 @@ pub struct DropIn {
     pub way: String,
     /// The words between `pagelift` and the program; `--only` has the names of all commands.
     pub options: Vec<String>,
-    /// The user's words among them, and those that chose the way.
+    /// The user's words among them, and the words that chose the way.
     pub asked: Vec<String>,
     /// The unit's own `ExecStart=` lines, of which it was made.
     pub commands: Vec<String>,
@@ -109,7 +109,7 @@ impl DropIn {
         text + &self.body
     }
 
-    /// Reads a file; `None` where it was not written by this.
+    /// Reads a file; `None` if `enable` did not write it.
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix(TITLE)?.strip_prefix('\n')?;
         let comments = rest.lines().take_while(|line| line.starts_with("# "));
@@ -168,8 +168,8 @@ impl DropIn {
     }
 }
 
-/// The `Type=` from these values and those of `BusName=`: the last one that systemd knows, or systemd's default
-/// (systemd 252, `service_add_extras()`). It ignores others, also an empty one.
+/// The effective `Type=` of these values and the values of `BusName=`: the last one that systemd knows, or systemd's
+/// default (systemd 252, `service_add_extras()`). systemd ignores unknown and empty values.
 fn kind(values: &[String], bus_names: &[String]) -> String {
     let usual = if bus_names.iter().any(|name| !name.is_empty()) { "dbus" } else { "simple" };
     let last = values.iter().rev().find(|value| TYPES.contains(&value.as_str()));

@@ -96,7 +96,7 @@ impl MemoryUnits {
     }
 }
 
-/// Text of [`ALIGNMENT_UNIT`]. It changes `never` only, and takes back only what it has set.
+/// Text of [`ALIGNMENT_UNIT`]. It changes `never` only, and restores `never` only if it had changed it.
 pub fn alignment_unit() -> String {
     let set = "if grep -qF \"[never]\" $f; then echo advise >$f && touch $was; fi";
     let back = "if test -e $was && grep -qF \"[advise]\" $f; then echo never >$f; fi; rm -f $was";

@@ -3,7 +3,7 @@
 use crate::words::first_word;
 use std::collections::BTreeMap;
 
-/// The properties that are asked for.
+/// The properties that are read.
 pub const NAMES: [&str; 45] = [
     "Id",
     "LoadState",
@@ -71,7 +71,7 @@ pub enum CallRule {
 pub struct Properties(BTreeMap<String, Vec<String>>);
 
 impl Properties {
-    /// Reads what `systemctl show` prints.
+    /// Reads the output of `systemctl show`.
     pub fn parse(text: &str) -> Self {
         let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (name, value) in text.lines().filter_map(|line| line.split_once('=')) {
@@ -169,7 +169,7 @@ impl ShownCommand {
     }
 }
 
-/// The words of a text as systemd reads them, as far as it would.
+/// The words of a text, up to the first one that systemd would not accept.
 pub fn words_of(text: &str) -> Vec<String> {
     let (mut words, mut rest) = (Vec::new(), text);
     while let Ok(Some((word, next))) = first_word(rest) {

@@ -1,8 +1,8 @@
 //! Programs that a shell executes by its own words: `sh -c "…; exec /usr/sbin/mariadbd …"`.
 //!
-//! The words are read by the rules of POSIX ("Shell Command Language"), as far as paths require it: quotes,
-//! substitutions, redirections, and the places at which a command begins. Here-documents, functions and patterns of
-//! `case` are not recognised: a text with them may give a path too many or too few, so the caller checks each file.
+//! The words are read by the rules of POSIX ("Shell Command Language") that matter for paths: quotes, substitutions,
+//! redirections, and the places at which a command begins. Here-documents, functions and patterns of `case` are not
+//! recognised: a text with them may give a path too many or too few, so the caller checks each file.
 
 use crate::command::{ExecCommand, literal_parts};
 use crate::words::first_word;
@@ -27,11 +27,11 @@ pub fn is_shell(path: &str) -> bool {
 /// The programs that the words of a shell execute, by absolute paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecutedPaths {
-    /// The paths, each once: those after `exec` or, without `exec`, those of all commands.
+    /// The paths, each once: after `exec` or, without `exec`, of all commands.
     pub paths: Vec<String>,
     /// The shell becomes the program (`exec`), so that its process is the program's.
     pub replaces_shell: bool,
-    /// Paths of other commands than `exec`, where there is one.
+    /// Paths of other commands than `exec`, if there is one.
     pub others: Vec<String>,
     /// The shell becomes a program whose path is not known.
     pub has_unknown: bool,
@@ -143,10 +143,10 @@ struct Scanner<'a> {
     replacing: Vec<String>,
     /// Paths of other commands.
     called: Vec<String>,
-    /// How often the shell itself becomes a program, and how often one of a path that is not known.
+    /// Number of programs that the shell itself becomes, and how many have an unknown path.
     execs: usize,
     unknown: usize,
-    /// The word of an `exec` in the command that is read, where that is one of the shell itself.
+    /// The word of an `exec` in the present command, if the shell itself executes it.
     exec_of_command: Option<Executed>,
     /// The command being read is after a `|`: a copy of the shell executes it.
     is_behind_pipe: bool,

@@ -1,5 +1,5 @@
 //! Words as systemd splits them: `extract_first_word()` with EXTRACT_UNQUOTE and EXTRACT_CUNESCAPE (systemd 252,
-//! `src/basic/extract-word.c`), where unknown escapes stay as they are, as `extract_first_word_and_warn()` has it.
+//! `src/basic/extract-word.c`); unknown escapes stay unchanged, as in `extract_first_word_and_warn()`.
 
 use thiserror::Error;
 
@@ -14,8 +14,8 @@ pub enum WordError {
     OpenQuote,
 }
 
-/// Returns the first word, without quotes and escapes, and the text behind it without leading blanks; `None` where there
-/// is no word.
+/// Returns the first word, without quotes and escapes, and the text after it without leading blanks; `None` if there is
+/// no word.
 ///
 /// # Errors
 /// [`WordError::OpenQuote`].
@@ -90,7 +90,7 @@ fn unescape<'a>(text: &'a str, word: &mut Vec<u8>) -> &'a str {
     &text[character.len_utf8()..]
 }
 
-/// The number in so many digits from a position on.
+/// The number in `digits` digits from a position on.
 fn number(text: &str, from: usize, digits: usize, radix: u32) -> Option<u32> {
     let digits = text.get(from..from + digits)?;
     let all = digits.chars().all(|digit| digit.is_digit(radix));

@@ -5,7 +5,7 @@ use super::refusal::{Reason, Refusal};
 use crate::rules::{Rule, Share};
 use sha2::{Digest, Sha256};
 
-/// True if the share includes the hash of these texts.
+/// True if the hash of these texts falls into the share.
 pub(super) fn is_chosen(share: Share, texts: &[&str]) -> bool {
     let mut hash = Sha256::new();
     for text in texts {

@@ -80,7 +80,7 @@ impl Program {
     }
 }
 
-/// How far a process is, at one scan.
+/// The age and resources of a process at one scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Age.

@@ -31,7 +31,7 @@ pub const BUILT_IN: [&str; 24] = [
     "pagelift",
     "pagelift-measure",
 ];
-/// How names of further such programs begin.
+/// Prefixes of the names of further such programs.
 pub const BUILT_IN_FAMILIES: [&str; 6] = ["systemd-", "sshd-", "containerd-shim", "kube-", "k3s", "rke2"];
 /// Policies of sched(7) for real time: SCHED_FIFO, SCHED_RR, SCHED_DEADLINE.
 const REAL_TIME: [(u32, &str); 3] = [(1, "SCHED_FIFO"), (2, "SCHED_RR"), (6, "SCHED_DEADLINE")];

@@ -11,14 +11,14 @@ use crate::rules::{Configuration, WeekTime};
 use core::time::Duration;
 use options::Kind;
 
-/// A process, as far as decisions depend on it.
+/// The facts about a process on which decisions depend.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     /// Which.
     pub identity: Identity,
     /// Its program.
     pub program: &'a Program,
-    /// How far it is.
+    /// Its age and resources.
     pub usage: Usage,
     /// Resident size at the scan before.
     pub resident_before: Option<u64>,
@@ -26,7 +26,7 @@ pub struct Subject<'a> {
     pub standing: &'a Standing,
 }
 
-/// The machine, as far as decisions depend on it.
+/// The facts about the machine on which decisions depend.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings<'a> {
     /// Identity of the machine.

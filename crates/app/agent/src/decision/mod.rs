@@ -1,5 +1,5 @@
-//! Decisions, as pure functions from facts and rules: which rule a process meets, whether it is settled, what it may be lifted
-//! with, and what forbids it.
+//! Decisions, as pure functions from facts and rules: the rule that a process meets, whether it is settled, the kinds
+//! and pages of its lift, and the reasons against one.
 
 mod chance;
 mod facts;

@@ -123,7 +123,7 @@ impl fmt::Display for Unsettled {
     }
 }
 
-/// CPU time that a lift of so many bytes takes, in the agent and in the program together. An estimate.
+/// CPU time of a lift of this number of bytes, in the agent and in the program together. An estimate.
 pub fn cost_of(bytes: u64) -> Duration {
     COST_OF_A_LIFT + COST_PER_MIB.mul_f64(bytes as f64 / f64::from(1 << 20))
 }

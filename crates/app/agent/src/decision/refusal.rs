@@ -49,7 +49,7 @@ reasons! {
     OptedOut "opted-out" true,
     /// `PAGELIFT_AGENT` is not understood.
     BadRequest "bad-request" true,
-    /// `PAGELIFT_AGENT` asks for more than the rule allows.
+    /// `PAGELIFT_AGENT` requests more than the rule allows.
     NotAllowed "not-allowed" true,
     /// The rule is not active on this machine.
     NotRolledOut "not-rolled-out" true,
@@ -107,7 +107,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal with what was found and what is needed.
+    /// A refusal; the text names the value found and the value needed.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
         Self { reason, text: text.into() }
     }

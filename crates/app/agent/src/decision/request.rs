@@ -5,7 +5,7 @@ use crate::rules::{Keep, Rule, intersection};
 use address_space::parse_bytes;
 use options::{Choice, Kind, Kinds, Pages};
 
-/// The variable by which a program asks to be lifted, or not to be.
+/// The variable by which a program requests or refuses a lift.
 pub const VARIABLE: &str = "PAGELIFT_AGENT";
 /// Longest value that is read, in bytes.
 const LONGEST: usize = 1024;
@@ -67,7 +67,7 @@ fn read(value: &str) -> Result<Asked, String> {
 /// The lift that a rule orders, narrowed by the environment of the process.
 ///
 /// # Errors
-/// The process is exempt, opts out, or asks for something that the rule does not allow.
+/// The process is exempt, opts out, or requests something that the rule does not allow.
 pub fn order(rule: &Rule, variable: Option<&str>) -> Result<Order, Refusal> {
     let asked = read(variable.unwrap_or_default());
     let refused = |reason, text: String| Err(Refusal::new(reason, text));
@@ -93,7 +93,7 @@ pub fn order(rule: &Rule, variable: Option<&str>) -> Result<Order, Refusal> {
     Ok(Order { kinds, pages, max_memory, keep: rule.keep })
 }
 
-/// The source of pages: what the process asks for, if the rule allows that.
+/// The source of pages: the one that the process requests, if the rule allows it.
 fn pages(rule: &Rule, asked: Option<Pages>) -> Result<Pages, Refusal> {
     let list = |pages: &[Pages]| pages.iter().map(|pages| pages.word()).collect::<Vec<_>>().join(", ");
     let Some(allow) = &rule.allow else {

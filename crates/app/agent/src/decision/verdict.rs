@@ -8,7 +8,7 @@ use crate::rules::{Keep, Settings, Share, Time};
 use crate::verdicts::{Standing, Summary};
 use core::time::Duration;
 
-/// Share of the processes of a build that pays which are measured all the same.
+/// Percentage of processes that are measured although a lift of their build pays.
 const MEASURED_AGAIN: f64 = 5.0;
 /// CPU time of a measurement: about 60 blocks with 90 lifts and restores, without the copies.
 const COST_OF_A_MEASUREMENT: Duration = Duration::from_secs(5);
@@ -54,7 +54,7 @@ pub fn course(pending: Pending<'_>, known: &Summary, machine: &str, boot: &str) 
     if pending.pays || is_known { Course::Lift } else { Course::Measure }
 }
 
-/// CPU time of a measurement with lifts of so many bytes. An estimate.
+/// CPU time of a measurement with lifts of this number of bytes. An estimate.
 pub fn cost_of_measurement(bytes: u64) -> Duration {
     COST_OF_A_MEASUREMENT + COST_PER_MIB.mul_f64(bytes as f64 / f64::from(1 << 20))
 }

@@ -12,8 +12,8 @@ struct Relative {
     file: ExecutedFile,
 }
 
-/// The processes that descend from a process and execute this file. An orphan is one of them if its stack began at the same
-/// address, which changes with each exec: it has the memory of the process.
+/// The processes that descend from a process and execute this file. An orphan counts if its stack began at the same
+/// address: the address changes with each exec, so it has the memory of the process.
 pub fn forks(of: Identity, file: ExecutedFile) -> Vec<Identity> {
     let Ok(sampler) = Sampler::now() else { return Vec::new() };
     let relatives = processes().unwrap_or_default().into_iter().filter_map(|pid| {

@@ -1,4 +1,4 @@
-//! Reads what a process runs, once per program: executable, environment, cgroup, user.
+//! Reads the facts about a process's program, once per program: executable, environment, cgroup, user.
 
 use super::sample::POLICY;
 use crate::decision::{ExecutedFile, Program, Standing, VARIABLE, is_real_time};
@@ -19,7 +19,7 @@ use std::path::Path;
 
 /// Field of proc_pid_stat(5): address at which the stack began.
 const START_STACK: usize = 28;
-/// Bytes of an environment that are read; what is behind them counts as missing.
+/// Bytes of an environment that are read; variables after them count as missing.
 const MOST_ENVIRONMENT: u64 = 1 << 20;
 /// Longest value of a variable that is kept.
 const LONGEST_VALUE: usize = 4096;
@@ -34,7 +34,8 @@ pub fn executed_file(pid: i32) -> Option<ExecutedFile> {
     Some(ExecutedFile { device: metadata.dev(), inode: metadata.ino(), stack: stack.unwrap_or_default() })
 }
 
-/// Reads what a process runs, with the variables named. A process that does not answer is not waited for.
+/// Reads the facts about a process's program, with the variables named. Does not wait for a process that does not
+/// answer.
 ///
 /// # Errors
 /// It did not answer.

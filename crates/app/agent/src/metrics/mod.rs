@@ -1,6 +1,6 @@
 //! Counts and states of the agent for Prometheus.
 //!
-//! - [`Snapshot`]: what the supervisor knows, filled after each scan.
+//! - [`Snapshot`]: the supervisor's values, filled after each scan.
 //! - [`kernel`]: pools, and counters of the kernel about huge pages.
 //! - [`text`]: OpenMetrics for HTTP, and the older text format for files of node_exporter, which refuses OpenMetrics.
 //! - [`server`]: answers HTTP on loopback or on a Unix socket.

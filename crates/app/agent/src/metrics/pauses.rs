@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Upper bounds of the buckets, in seconds.
 pub(super) const BOUNDS: [f64; 11] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
 
-/// Longest pauses of lifts: how many of which length.
+/// The numbers of lifts by the length of their longest pause.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pauses {
     /// Pauses by bucket, those above the last bound at the end.

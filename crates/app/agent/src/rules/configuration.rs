@@ -69,7 +69,7 @@ pub struct Settings {
     pub min_free_memory: Share,
     /// Hours without new lifts.
     pub quiet: Vec<QuietHours>,
-    /// Where metrics are served.
+    /// Address of the metrics server.
     pub metrics: Option<Listen>,
     /// File of metrics that is replaced after each scan.
     pub textfile: Option<PathBuf>,

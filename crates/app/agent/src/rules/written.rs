@@ -45,7 +45,7 @@ pub struct AgentTable {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Reports what it would do, and lifts nothing.
+    /// Reports the lifts that it would make, and lifts nothing.
     #[default]
     Observe,
     /// Lifts.

@@ -1,4 +1,4 @@
-//! The agent's budget of CPU time: a bucket that fills at a fixed rate, and drops what does not fit.
+//! The agent's budget of CPU time: a bucket that fills at a fixed rate up to its depth.
 
 use crate::rules::Share;
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl CpuBudget {
         self.rate * DEPTH.as_secs_f64()
     }
 
-    /// Adds what `elapsed` has brought and takes what was `spent`.
+    /// Adds the share of `elapsed` and subtracts `spent`.
     pub fn advance(&mut self, elapsed: Duration, spent: Duration) {
         self.left = (self.left + elapsed.as_secs_f64() * self.rate - spent.as_secs_f64()).min(self.depth());
     }
@@ -45,8 +45,8 @@ impl CpuBudget {
         self.left >= self.needed(cost).as_secs_f64()
     }
 
-    /// True if a scan may begin: something is left, or the time since the last scan has earned what that scan cost. So a measurement
-    /// that has used more than a full budget does not end the scans.
+    /// True if a scan may begin: something is left, or the time since the last scan has paid for that scan. So a
+    /// measurement that has used more than a full budget does not end the scans.
     pub fn permits_scan(&self, last_cost: Duration, since: Duration) -> bool {
         self.left > 0.0 || since.as_secs_f64() * self.rate >= last_cost.as_secs_f64()
     }

@@ -1,4 +1,4 @@
-//! Where metrics go after each scan: an HTTP server, and a file for node_exporter.
+//! Publishes metrics after each scan: by an HTTP server, and in a file for node_exporter.
 
 use super::action::Action;
 use super::known::{FileStamp, file_stamp};
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Places of metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetricsPlaces {
-    /// Where they are served.
+    /// Address of the server.
     pub listen: Option<Listen>,
     /// The file that is replaced.
     pub textfile: Option<PathBuf>,

@@ -218,7 +218,7 @@ impl Agent<'_> {
         done.map(|()| true)
     }
 
-    /// No worker could be started: the process is tried again, and its entry is what it was.
+    /// No worker could be started: the process is tried again, and its earlier entry is restored.
     fn not_begun(&mut self, candidate: &Candidate, earlier: Option<Entry>, answer: Answer) -> io::Result<()> {
         let identity = candidate.sample.identity;
         if let Some(tracked) = self.tracked.get_mut(&identity) {

@@ -52,7 +52,7 @@ pub(super) struct Measuring {
 /// Why a measurement is ended before its decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Stop {
-    /// Something that is none of the program's: it may be measured later.
+    /// For a reason outside the program: it may be measured later.
     Postponed,
     /// Counts as a refusal.
     Refused(Refusal),
@@ -227,7 +227,7 @@ impl Agent<'_> {
         self.tracked.get(&identity).is_some_and(|tracked| tracked.progress.state == State::Measuring)
     }
 
-    /// Asks the measurement to end for a reason that is none of its program's.
+    /// Stops the measurement for a reason outside its program.
     pub(super) fn stop_measuring(&mut self) {
         if let Some(measuring) = &mut self.measuring {
             measuring.stop(Stop::Postponed);

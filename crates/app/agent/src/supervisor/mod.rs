@@ -1,7 +1,7 @@
 //! The supervisor: scans, decides, starts one worker at a time, and keeps the state that survives it.
 //!
-//! It never changes a process itself. Killed at any moment, it leaves every program alive, and a later one finds in the
-//! ledger what was lifted or was about to be.
+//! It never changes a process itself. If it is killed, every program stays alive, and the next supervisor finds in the
+//! ledger the processes that were lifted or about to be lifted.
 
 mod action;
 mod budget;
@@ -129,7 +129,7 @@ struct LastScan {
     begun: Instant,
     /// Time for reading all processes.
     time: Duration,
-    /// CPU time of the agent itself, with what it writes after the scan.
+    /// CPU time of the agent itself, including the writes after the scan.
     cost: Duration,
 }
 

@@ -205,7 +205,7 @@ pub(super) fn postponed_with(ledger: &mut Ledger, of: Identity, forks: &[Identit
     changed
 }
 
-/// Reports what an answer warns of.
+/// Reports the warning in an answer.
 pub(super) fn warn(report: &mut dyn FnMut(&Action), answer: &Answer, named: &Named) {
     if let Some(what) = &answer.warning {
         report(&Action::Failed { what: format!("{named}: {what}") });

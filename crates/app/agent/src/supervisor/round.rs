@@ -72,7 +72,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Looks at one process. Returns it if it may be lifted as far as it alone is concerned.
+    /// Examines one process. Returns it if no fact about the process itself forbids a lift.
     fn look(&mut self, sample: &Sample) -> io::Result<Option<Candidate>> {
         let (identity, pid) = (sample.identity, sample.identity.pid);
         let tracked = self.tracked.entry(identity).or_default();

@@ -20,7 +20,7 @@ pub(super) const LONGEST: Duration = Duration::from_secs(15 * 60);
 /// Time after which a worker is killed that only reads.
 const LONGEST_LOOK: Duration = Duration::from_secs(3 * 60);
 
-/// Does what a request asks for, or says why there is no answer.
+/// Performs requests.
 pub trait Worker {
     /// Performs a request.
     ///

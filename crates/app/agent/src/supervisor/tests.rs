@@ -378,7 +378,7 @@ fn a_lift_that_must_be_undone_is_tried_until_it_is() {
     assert!(matches!(bench.said.last(), Some(Action::Restored { why, .. }) if why == "FAULT"), "{:?}", bench.said);
 }
 
-/// A moment without a free task, or an upgrade of the package, is none of the program's.
+/// A moment without a free task, or an upgrade of the package, is no refusal of the program.
 #[test]
 fn a_worker_that_was_not_started_is_no_refusal_of_the_program() {
     let mut bench = Bench::new("");

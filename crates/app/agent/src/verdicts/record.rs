@@ -1,4 +1,4 @@
-//! The measurements of one build of a program, and what they amount to.
+//! The measurements of one build of a program, and the conclusion from them.
 
 use foreign_text::is_printable;
 use measure::sequential::{Decision, ResultLine};
@@ -42,7 +42,7 @@ impl Key {
 /// The result of one measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// How it ended.
+    /// The decision at its end.
     pub decision: Decision,
     /// Boot ID of the machine.
     pub boot: String,
@@ -141,7 +141,8 @@ impl Record {
     }
 
     /// The interval of the gain over processes, as a share: the least of the lower ends, the mean of the medians, the
-    /// greatest of the upper ends. Processes differ by where their pages are, so the interval is wide enough for all.
+    /// greatest of the upper ends. Processes differ in the places of their pages, so the interval is wide enough for
+    /// all.
     pub fn gain(&self, now: u64) -> Option<[f64; 3]> {
         let gains: Vec<[f64; 3]> = self.counted(now).filter_map(|found| found.gain).collect();
         let of = |end: usize| gains.iter().map(move |gain| gain[end]);

@@ -221,7 +221,7 @@ fn future_measurement(record: &Record, now: u64) -> Option<String> {
     (ahead >= DAY).then(text)
 }
 
-/// The records of a text, by line; an error says what is wrong.
+/// The records of a text, by line; an error names the defect.
 fn records(bytes: &[u8]) -> impl Iterator<Item = (usize, Result<Record, String>)> {
     let lines = bytes.split(|&byte| byte == b'\n').enumerate();
     lines.filter(|(_, line)| !line.trim_ascii().is_empty()).map(|(index, line)| {

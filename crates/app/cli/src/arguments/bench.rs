@@ -1,4 +1,4 @@
-//! `pagelift bench`: what it measures, how long, and what it prints.
+//! `pagelift bench`: its options.
 
 use super::heap::HeapArgs;
 use super::policy::PolicyArgs;
@@ -15,7 +15,7 @@ use std::time::Duration;
 #[derive(Args, Clone)]
 #[command(group = ArgGroup::new("bursts").args(["toggle", "server"]))]
 pub struct BenchArgs {
-    /// What to lift and from where.
+    /// The kinds to lift and the sources of pages.
     #[command(flatten)]
     pub policy: PolicyArgs,
     /// The heap of lifted commands and servers.

@@ -80,7 +80,7 @@ pub struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    /// The policy that the arguments ask for.
+    /// The policy of the arguments.
     pub fn policy(&self) -> Policy {
         Policy {
             pages: self.pages,

@@ -80,7 +80,7 @@ impl AlignArgs {
     }
 }
 
-/// Aligns a file's segments, or says what that would bring.
+/// Aligns a file's segments, or prints the expected effect.
 pub fn run(args: &AlignArgs) -> anyhow::Result<()> {
     let huge = transparent_huge_page()
         .context("found a kernel without transparent huge pages, needed CONFIG_TRANSPARENT_HUGEPAGE")?;

@@ -146,7 +146,7 @@ fn variants<'a>(program: &'a Path, pages: Pages, lift: &LiftFiles) -> Result<Vec
             .args(["run", "--start-cost=any", "--pages", pages.word(), "--report", &report, "--"])
             .arg(program)
             .arg("worker");
-        // Without a copy of the descriptor the line of `pagelift run` is lost, and it is asked for below.
+        // Without a copy of the descriptor the line of `pagelift run` is missing when it is read below.
         command.stderr(errors.try_clone().map_or_else(|_| Stdio::inherit(), Stdio::from));
         command
     });

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 /// `pagelift generate`.
 #[derive(Args, Clone)]
 pub struct GenerateArgs {
-    /// What to write.
+    /// The action.
     #[command(subcommand)]
     what: What,
 }
 
-/// What can be generated.
+/// The generated files.
 #[derive(Subcommand, Clone)]
 enum What {
     /// One man page for the program and one for each command.

@@ -28,7 +28,7 @@ use std::path::Path;
 use translation::tlb_probe::Probe;
 use translation::working_set::Reach;
 
-/// The plan, and with `--used` what is in use.
+/// The plan, and with `--used` the pages in use.
 #[derive(Serialize)]
 struct Inspected {
     #[serde(flatten)]
@@ -92,7 +92,8 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
         // The files that change the process are opened before the rights to change anything are dropped.
         let stall = args.stall;
         let watch = looks.then(|| Watch::start(Rounds::open_for_one("inspect --used", pid, stall)));
-        // Segments are opened whoever owns them, for which the rights to read are not enough; what they hold is only counted.
+        // Segments are opened even if another user owns them, which needs more than the rights to read; their contents
+        // are only counted.
         let in_place = in_place_kinds(&policy).map(|memory| plan_in_place(&[pid], InPlaceOptions::of(memory)));
         let in_place: Vec<_> = in_place.collect();
         confine_to(Reads::Processes);
@@ -176,7 +177,7 @@ fn text(inspection: &Inspection) -> String {
     text
 }
 
-/// Returns how much of a process is on huge pages, and how much a lift would add; `None` for a file.
+/// Returns the bytes of a process on huge pages, and the bytes that a lift would add; `None` for a file.
 fn standing(inspection: &Inspection) -> Option<Standing> {
     let Amounts { resident, huge, in_place, .. } = inspection.now?;
     Some(Standing { huge, resident, more: Some(inspection.adds()), in_place })

@@ -1,4 +1,4 @@
-//! Lifts a live process and puts it back, as often as a measurement asks for.
+//! Lifts a live process and restores it, as often as a measurement requires.
 
 use crate::arguments::policy::words;
 use crate::say;
@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How a process is left that was lifted for a measurement.
+/// The final state of a process that was lifted for a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Left {
     /// Plain, as it was found.
     Plain,
-    /// Lifted: it was before, or that was asked for.
+    /// Lifted: it was before, or this was requested.
     Lifted,
     /// It could not be restored, or has ended.
     Unknown,
@@ -31,7 +31,7 @@ const SWITCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for which a way back is tried again once the user wants the end.
 const BACK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Until when a switch is tried again.
+/// The time at which retries of a switch end.
 #[derive(Clone)]
 pub struct RetryLimit {
     until: Instant,
@@ -44,7 +44,7 @@ impl RetryLimit {
         Self { until: Instant::now() + SWITCH_TIMEOUT, interrupted: interrupted.clone() }
     }
 
-    /// Seconds from now, for what is done last.
+    /// A few seconds from now, for the last action.
     fn at_the_end() -> Self {
         Self { until: Instant::now() + BACK_TIMEOUT, interrupted: Arc::default() }
     }
@@ -106,7 +106,7 @@ pub struct LiftSwitcher {
 }
 
 impl LiftSwitcher {
-    /// Puts the process back to plain, where it is lifted.
+    /// Restores the process to plain, if it is lifted.
     pub fn new(
         pid: i32,
         policies: Vec<Policy>,
@@ -133,7 +133,7 @@ impl LiftSwitcher {
         Ok(Self { pid, handle, policies, reader: ObjectReader::new(), was_lifted, interrupted })
     }
 
-    /// Lifts by one of the policies, whole, as far as its threads let themselves be stopped in time.
+    /// Lifts by one of the policies, whole if its threads can be stopped in time.
     pub fn lift(&mut self, arm: usize, limit: &RetryLimit) -> Result<Switched, String> {
         let policy = self.policies[arm].clone();
         let options = AttachOptions { policy, prepare: Prepare::Auto, ..AttachOptions::default() };
@@ -175,7 +175,7 @@ impl LiftSwitcher {
         Left::Lifted
     }
 
-    /// Puts the process back, or lifts it again if it was lifted before; says where that fails.
+    /// Restores the process, or lifts it again if it was lifted before; reports a failure.
     pub fn leave_as_found(mut self) -> Left {
         let was_lifted = std::mem::take(&mut self.was_lifted);
         let limit = RetryLimit::from_now(&self.interrupted);

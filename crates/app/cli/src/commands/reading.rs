@@ -5,8 +5,8 @@ use crate::say;
 use confinement::{NotConfined, Reads, confine};
 use linux::watch;
 
-/// Confines this program for the rest of its life. Where the kernel does not support that the command still works, and
-/// says which rights it keeps. From then on no read of a process takes longer than [`watch::LIMIT`].
+/// Confines this program for the rest of its life. If the kernel does not support that, the command still works, and
+/// names the rights that it keeps. From then on no read of a process takes longer than [`watch::LIMIT`].
 pub fn confine_to(reads: Reads) {
     if let Err(error) = confine(reads) {
         keeps_rights(&error);

@@ -1,9 +1,9 @@
-//! `pagelift run`: becomes the program, which a helper lifts on its way.
+//! `pagelift run`: becomes the program, which a helper lifts at its start.
 //!
 //! A boundary module: it meets the requirements of [`become_program`] on its caller.
 //!
-//! In order: the heap is decided, the exec is prepared, and the helper is started, which lifts the program that this
-//! process becomes. Without a helper, the program lifts itself by preload, or runs unlifted.
+//! It decides the heap, prepares the exec, and starts the helper, which lifts the program that this process becomes.
+//! Without a helper, the program lifts itself by preload, or runs unlifted.
 
 mod in_place;
 
@@ -102,7 +102,7 @@ fn become_lifted(
         preload_environment(&variable(args), files.executed(), heap.environment.as_deref())
     };
     if args.via == Some(ViaArg::Preload) {
-        // Of programs that lift themselves later on, what will be executed is known by their names alone.
+        // Programs that lift themselves later are known only by their names.
         if let Some(program) = CommandFiles::that_count(&args.command[0], &args.only).executed() {
             prepare_file(program, &start_options(args, heap, wanted));
         }
@@ -133,7 +133,7 @@ fn become_lifted(
 const RESERVE_ALONE: &str =
     "--heap-reserve has no effect: found no --heap, needed a heap on pool pages; fix: --heap=2M beside it";
 
-/// Decides how the heap gets huge pages, where that is asked for.
+/// Decides how the heap gets huge pages, if requested.
 fn decide_heap(args: &RunArgs) -> HeapStart {
     let options = heap_options(args);
     if options.pages == HeapPages::Off {
@@ -149,7 +149,8 @@ fn decide_heap(args: &RunArgs) -> HeapStart {
     }
 }
 
-/// True where followed programs get what their heaps need when they are executed, by the helper: nobody else gets it then.
+/// True if the helper gives followed programs the settings of their heaps when they are executed; other programs do not
+/// get them.
 fn heap_at_exec(args: &RunArgs) -> bool {
     !args.only.is_empty() && args.via != Some(ViaArg::Preload)
 }
@@ -158,7 +159,7 @@ fn heap_options(args: &RunArgs) -> HeapOptions {
     HeapOptions { numa: args.policy.policy().numa, ..args.heap.options() }
 }
 
-/// Adds the settings by which the allocator keeps its memory; false where --require ends the start.
+/// Adds the settings by which the allocator keeps its memory; false if --require ends the start.
 fn calm_down(args: &RunArgs, heap: &mut HeapStart) -> bool {
     let files = CommandFiles::that_count(&args.command[0], &args.only);
     let Some(path) = files.executed().filter(|_| files.privileged().is_none()) else { return true };
@@ -193,7 +194,7 @@ fn start_options(args: &RunArgs, heap: &HeapStart, wanted: &Wanted) -> StartOpti
     }
 }
 
-/// The policy for what the program has at its start.
+/// The policy for memory that the program has at its start.
 fn usual_policy(args: &RunArgs) -> Policy {
     let policy = args.policy.policy();
     Policy { kinds: policy.kinds.usual(), ..policy }
@@ -233,7 +234,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says what happens at the program's start, and writes the report.
+/// Prints the messages about the program's start, and writes the report.
 struct Teller<'a> {
     args: &'a RunArgs,
     /// The path of the report for a helper that has left the folder of its start.
@@ -252,7 +253,7 @@ struct Teller<'a> {
 }
 
 impl<'a> Teller<'a> {
-    /// Says what happens to the program that this process becomes, and to those that it starts.
+    /// Reports on the program that this process becomes, and on the programs that it starts.
     fn new(
         args: &'a RunArgs,
         (later_report, script): (Option<PathBuf>, Option<&'a str>),
@@ -423,8 +424,8 @@ impl<'a> Teller<'a> {
         }
     }
 
-    /// Says what became of the part of a lift that the program has paid for. A program that has a terminal may be drawing on
-    /// it by then.
+    /// Prints the result of the part of a lift that the program has paid for. A program with a terminal may be drawing
+    /// on it by then.
     fn settle(&self, report: &LiftReport, paused: Option<Pause>) {
         let args = self.args;
         let state = report.postponed.as_ref().map(|postponed| &postponed.state);

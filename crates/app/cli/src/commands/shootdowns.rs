@@ -30,7 +30,7 @@ pub struct ShootdownsArgs {
     pub json: bool,
 }
 
-/// Without a terminal, where nobody presses Ctrl-C.
+/// Time to watch without a terminal, since there is no Ctrl-C.
 const USUAL: Duration = Duration::from_secs(10);
 /// Width of a terminal that does not report its own.
 const USUAL_COLUMNS: usize = 80;
@@ -51,7 +51,7 @@ struct Report {
     diagnoses: Vec<Diagnosis>,
 }
 
-/// Watches, and prints what was seen.
+/// Watches, and prints the result.
 pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
     if let Some(pid) = args.pid {
         let threads = Path::new("/proc").join(pid.to_string()).join("task");
@@ -81,7 +81,7 @@ pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
 /// The results, of one process only if one was requested.
 fn selected(mut summary: Summary, pid: Option<i32>) -> Summary {
     summary.processes.retain(|process| pid.is_none_or(|pid| process.pid == pid));
-    // A process that alone is watched is none of the others.
+    // The only watched process is not one of the others.
     if pid.is_some() {
         summary.others = Others::default();
     }

@@ -133,13 +133,13 @@ fn with_estimate(report: Report, args: &StatArgs) -> Report {
     if args.calibrate { calibration::estimated(report) } else { report }
 }
 
-/// A lift that was refused is a failure; one that an end or an interruption has forestalled is none.
+/// A refused lift is a failure; a lift that was not made because of an end or an interruption is not.
 fn status_of(comparison: &Comparison) -> u8 {
     let refused = comparison.plain.ended_early.is_none() && matches!(comparison.lifted, Outcome::NotMeasured(_));
     if refused { OWN_FAILURE } else { 0 }
 }
 
-/// Where the report goes. A file is opened before anything is measured: later there may be no right to.
+/// The destination of the report. A file is opened before the measurement: later there may be no right to.
 enum Output {
     File(fs::File, bool),
     Standard(bool),

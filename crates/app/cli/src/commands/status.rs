@@ -33,7 +33,7 @@ pub struct StatusArgs {
     pub pid: Option<i32>,
 }
 
-/// Says what the kernel backs with huge pages now.
+/// Prints the memory that the kernel backs with huge pages now.
 pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
     confine_to(Reads::Processes);
     let explained = |error| explain(error, "status");
@@ -173,7 +173,7 @@ fn of_processes(found: &HugeProcesses) -> String {
     text
 }
 
-/// A table with these headings for what the rows are of, and the columns of a [`Usage`].
+/// A table with these headings for the rows, and the columns of a [`Usage`].
 fn usage_table(of: &[&str; 2]) -> Table {
     let mut rows = table(&[of[0], of[1], "mapped", "resident", "huge", "pages"]);
     (2..5).for_each(|column| align_right(&mut rows, column));

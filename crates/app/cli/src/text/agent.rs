@@ -11,7 +11,7 @@ use options::{Choice, Kind, Kinds};
 use std::path::Path;
 use std::time::Duration;
 
-/// How a configuration is understood.
+/// The meaning of a configuration.
 pub fn configuration(configuration: &Configuration, folder: &Path) -> String {
     let Configuration { settings, rules } = configuration;
     let mut text = settings_text(settings);
@@ -130,7 +130,7 @@ pub fn explanation(explanation: &Explanation<'_>) -> String {
     text
 }
 
-/// The lift that is ordered, and what is between it and now.
+/// The lift that is ordered, and the conditions that delay it.
 fn order_text(explanation: &Explanation<'_>) -> String {
     let Explanation { judgement, waits, .. } = explanation;
     let mut text = "\n".to_owned();

@@ -65,7 +65,7 @@ impl Rows {
         self.0.add_row([name.to_owned(), plain, lifted, change]);
     }
 
-    /// A line of two numbers; a change only from `least` on, below which it says nothing.
+    /// A line of two numbers; a change only if one is at least `least`, since smaller ones mean nothing.
     fn number(&mut self, name: &str, (plain, lifted): (f64, f64), least: f64, shown: impl Fn(f64) -> String) {
         let change = (plain > 0.0 && plain.max(lifted) >= least).then(|| lifted / plain - 1.0);
         self.add(name, shown(plain), shown(lifted), change);
@@ -166,7 +166,7 @@ fn of_core(rows: &mut Rows, plain: &Walks, lifted: &Walks) {
     }
 }
 
-/// The time of walks where both have it from samples.
+/// The time of walks, if both measurements have it from samples.
 fn of_samples(rows: &mut Rows, before: &CountedWalks, after: &CountedWalks) {
     let (Some(before), Some(after)) = (&before.sampled, &after.sampled) else { return };
     for (what, before, after) in [("code", &before.code, &after.code), ("data", &before.data, &after.data)] {

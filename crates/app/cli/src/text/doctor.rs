@@ -1,4 +1,4 @@
-//! Formats what `pagelift doctor` found; pure.
+//! Formats the findings of `pagelift doctor`; pure.
 
 use crate::output::painted;
 use health::{Area, Estimate, Finding, Fix, HealthReport, Severity, Verdict};
@@ -6,10 +6,10 @@ use process_view::printable;
 
 /// Columns of prose if there is room. Commands are never broken.
 pub const WIDTH: usize = 100;
-/// Columns before what is found, wanted, and so on.
+/// Width of the labels before the values.
 const INDENT: usize = 10;
 
-/// How it is shown.
+/// Options of the text.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     /// With colours.

@@ -21,7 +21,7 @@ pub fn calm(start: &CalmStart) -> String {
     }
 }
 
-/// The allocator of a program and what `--heap=auto` does about it.
+/// The allocator of a program and the action of `--heap=auto` on it.
 pub fn plan(plan: &HeapPlan) -> String {
     let mut text = format!("Heap: {}\n", printable(&plan.allocator.to_string()));
     for reason in &plan.choice.reasons {

@@ -9,7 +9,7 @@ use session::shared::{InPlace, InPlaceReport, SegmentReport};
 use shared_memory::SegmentKind;
 use std::collections::HashSet;
 
-/// Most lines about what is left alone; a report has all.
+/// Maximum number of lines about segments that are left alone; a report has all.
 const MOST_LINES: usize = 12;
 
 /// The name of a kind of memory.

@@ -85,16 +85,16 @@ pub struct JournalStream {
 }
 
 impl JournalStream {
-    /// Returns the stream where `$JOURNAL_STREAM` names the standard error (systemd.exec(5), systemd 231).
+    /// Returns the stream if `$JOURNAL_STREAM` names the standard error (systemd.exec(5), systemd 231).
     pub fn of_this_process() -> Option<Self> {
         let named = parse_stream(std::env::var_os("JOURNAL_STREAM")?.to_str()?)?;
         let process = i32::try_from(std::process::id()).ok()?;
         (StandardError::of(process)? == named).then_some(Self { process, socket: named })
     }
 
-    /// The process by whose standard error the journal identifies `pid`. It is another one if a script, which still
-    /// runs, has started `pid` with both its outputs in a log file. If another program reads the standard output, as
-    /// `pg_ctl` reads that of `postgres -V`, or if it is silenced, it is `pid` itself.
+    /// The process by whose standard error the journal identifies `pid`. It is another process if a script, which still
+    /// runs, has started `pid` with both its outputs in a log file. It is `pid` itself if another program reads its
+    /// standard output, as `pg_ctl` does for `postgres -V`, or if it is silenced.
     fn spokesman(self, pid: i32) -> i32 {
         let output = found_of(pid, libc::STDOUT_FILENO).filter(|found| found.mode & libc::S_IFMT == libc::S_IFREG);
         let logs = output.is_some_and(|output| StandardError::of(pid) == Some(StandardError::found(&output)));
@@ -102,7 +102,8 @@ impl JournalStream {
     }
 }
 
-/// Returns what the kernel knows of the file behind a process's descriptor, which may be on a file system that does not answer.
+/// Returns the kernel's metadata of the file behind a process's descriptor, which may be on a file system that does not
+/// answer.
 fn found_of(pid: i32, descriptor: i32) -> Option<Unasked> {
     unasked::place(Path::new(&format!("/proc/{pid}/fd/{descriptor}"))).and_then(unasked::of).ok()
 }

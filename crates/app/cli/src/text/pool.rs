@@ -1,4 +1,4 @@
-//! Formats pools, plans and what became of reservations.
+//! Formats pools, plans and results of reservations.
 
 use super::number::counted;
 use super::table::{align_right, table};
@@ -355,7 +355,7 @@ pub fn demoted(demoted: &Demoted) -> String {
     format!("{from}: split {} into {} of {to}", counted(*pages, "page"), counted(*gained, "page"))
 }
 
-/// The new limit, and what it means.
+/// The new limit, and its meaning.
 pub fn overcommitted(set: &Overcommitted) -> String {
     let Overcommitted { size, before, now, surplus, available } = set;
     let bytes = format_bytes(PageSize::bytes(*size).saturating_mul(*now));

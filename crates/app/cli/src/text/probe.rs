@@ -1,4 +1,4 @@
-//! Formats what `pagelift probe` measured; pure.
+//! Formats the result of `pagelift probe`; pure.
 
 use super::table::{align_right, table, trimmed};
 use address_space::format_bytes;
@@ -9,7 +9,7 @@ use translation::tlb_probe::{
 /// Characters of the longest bar.
 const WIDTH: f64 = 36.0;
 
-/// Both measurements and what follows.
+/// Both measurements and the conclusions.
 pub fn text(probe: &Probe) -> String {
     measured("Loads", &probe.data)
         + &measured("Jumps in code", &probe.code)
@@ -18,7 +18,7 @@ pub fn text(probe: &Probe) -> String {
         + &lift_costs(probe)
 }
 
-/// How often was measured, and what else ran meanwhile.
+/// The number of passes, and the other load during them.
 fn passes(probe: &Probe) -> String {
     let plural = if probe.passes == 1 { "" } else { "es" };
     let beside = probe.load.map_or_else(String::new, |Load { others, stolen }| {
@@ -111,7 +111,7 @@ fn levels(series: &[Series]) -> String {
     trimmed(&rows)
 }
 
-/// How the reach on base pages agrees with the model that `estimate` uses.
+/// Compares the measured reach on base pages with the model that `estimate` uses.
 fn simulated(simulated: &Simulated) -> String {
     let Simulated { source, by_cpuid, measured, joined, nearest } = simulated;
     let [by_cpuid, measured, nearest] = [by_cpuid, measured, nearest].map(|bytes| format_bytes(*bytes));
@@ -179,7 +179,7 @@ fn saving(what: &str, backing: Backing, compared: &Compared) -> String {
     )
 }
 
-/// A range with so many digits; one number where both ends are the same.
+/// A range with so many digits; one number if both ends are the same.
 fn between(low: f64, high: f64, digits: usize) -> String {
     let [low, high] = [low, high].map(|number| format!("{number:.digits$}"));
     if low == high { low } else { format!("{low} to {high}") }

@@ -1,4 +1,4 @@
-//! Formats what `pagelift shootdowns` has seen; pure.
+//! Formats the result of `pagelift shootdowns`; pure.
 
 use super::doctor::wrapped;
 use super::number::grouped;
@@ -34,7 +34,7 @@ const HEADINGS: [[&str; 2]; 10] = [
     ["pages each", "pages\neach"],
     ["of all", "of\nall"],
 ];
-/// Headings of the columns where calls are counted instead of shootdowns.
+/// Headings of the columns if calls are counted instead of shootdowns.
 const CALL_HEADINGS: [&str; 5] = ["process", "", "calls/s", "in calls", "faults/s"];
 /// Explanation of the columns.
 const LEGEND: &str =
@@ -42,13 +42,13 @@ const LEGEND: &str =
 /// Columns of a terminal that a name keeps at the least.
 const SHORTEST_NAME: usize = 6;
 
-/// One picture of the live view, in a terminal of so many columns.
+/// One picture of the live view, in a terminal of this width.
 pub fn live(summary: &Summary, width: usize) -> String {
     let picture = head(summary, Some(width)) + &processes(summary, Some(width));
     format!("{CLEAR}{picture}\nCtrl-C ends it and shows the diagnosis.\n")
 }
 
-/// All that was seen, and what ends it; the table within so many columns.
+/// The whole result, with the cures; the table within so many columns.
 pub fn text(summary: &Summary, diagnoses: &[Diagnosis], width: Option<usize>) -> String {
     let (mut prose, mut given) = (String::new(), HashSet::new());
     for diagnosis in diagnoses {
@@ -199,7 +199,7 @@ fn fitting(rows: &[Vec<String>], calls: bool, width: Option<usize>) -> String {
     narrow
 }
 
-/// The table with so many columns; narrow, where names may have so many characters only.
+/// The table with so many columns; narrow if names have a maximum length.
 fn laid_out(rows: &[Vec<String>], calls: bool, longest_name: Option<usize>, columns: usize) -> String {
     let narrow = longest_name.is_some();
     let mut headings: Vec<&str> = HEADINGS.iter().map(|heading| heading[usize::from(narrow)]).take(columns).collect();
@@ -230,7 +230,7 @@ fn widest(text: &str) -> usize {
     text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
 }
 
-/// The cost, and whether something is to be done.
+/// The cost, and whether an action is recommended.
 fn severity(severity: &Severity, evidence: Evidence) -> String {
     let mut text = format!("  {}/s", per_second(severity.rate, 1.0));
     match severity.share {

@@ -1,4 +1,4 @@
-//! Formats what `pagelift stat` measured; pure.
+//! Formats the result of `pagelift stat`; pure.
 
 use super::number::grouped;
 use super::page_sizes::sizes;
@@ -34,7 +34,7 @@ pub fn text(report: &Report) -> String {
     text + &report.marks.as_ref().map(|marks| of_use(marks, &report.tlb)).unwrap_or_default()
 }
 
-/// The time of page walks, by what each costs.
+/// The time of page walks, from the cost of one.
 fn of_estimate(estimated: &Outcome<Estimated>) -> String {
     let Estimated { nanoseconds, share } = match estimated {
         Outcome::Measured(estimated) => estimated,
@@ -55,7 +55,7 @@ fn of_estimate(estimated: &Outcome<Estimated>) -> String {
     side("code", share.code, nanoseconds.code) + &side("data", share.data, nanoseconds.data)
 }
 
-/// The pages in use beside the size of the TLB, and what follows.
+/// The pages in use and the size of the TLB, with the verdicts.
 pub fn of_use(marks: &Outcome<Marks>, reach: &Reach) -> String {
     match marks {
         Outcome::Measured(marks) => of_marks(marks, reach),

@@ -12,7 +12,7 @@ pub fn kinds(kinds: &[Kind]) -> String {
     kinds.iter().map(ToString::to_string).collect::<Vec<_>>().join("+")
 }
 
-/// A plan: what would be lifted, edges, and what would not and why.
+/// A plan: the planned ranges, edges, and the other ranges with reasons.
 pub fn plan(program: &str, plan: &Plan, postponed: Option<&Postponed>) -> String {
     let (planned, considered) = (format_bytes(plan.planned()), format_bytes(plan.considered));
     let later = postponed.map_or_else(String::new, |postponed| format!(", {}", later(postponed)));
@@ -25,7 +25,7 @@ pub fn later(postponed: &Postponed) -> String {
     format!("{} more when it has used {due:.1} s of CPU time", format_bytes(postponed.bytes))
 }
 
-/// The ranges of a plan: what would be lifted, edges, and what would not and why.
+/// The ranges of a plan: the planned ones, edges, and the others with reasons.
 pub fn ranges(plan: &Plan) -> String {
     let mut text = String::new();
     if !plan.lifts.is_empty() {

@@ -8,7 +8,7 @@ use process_view::{Silence, Unanswered};
 /// Number of processes that are named in one line.
 const MOST_NAMED: usize = 8;
 
-/// A line for those that did not answer, and one for those that were not asked.
+/// A line for the processes that did not answer, and one for those that were not read.
 pub fn notes(unanswered: &[Unanswered]) -> String {
     let of = |reason: Silence| unanswered.iter().filter(|process| process.reason == reason).collect::<Vec<_>>();
     let (silent, others) = (of(Silence::NoAnswer), of(Silence::NotAsked));

@@ -4,7 +4,7 @@ use super::{fine, found};
 use crate::facts::Facts;
 use crate::finding::{Fix, Outcome, Severity};
 
-/// Whether the host backs huge pages by huge pages, according to the measurement.
+/// Checks that the host backs huge pages by huge pages, according to the measurement.
 pub fn backing(facts: &Facts) -> Vec<Outcome> {
     let measured = facts.host.measured;
     match measured.map(|measured| measured.splintered) {

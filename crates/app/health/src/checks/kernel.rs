@@ -15,7 +15,7 @@ struct Row {
     lost: &'static str,
 }
 
-/// Releases from the manual pages; what is lost from the code that uses each.
+/// Releases from the manual pages; the effect of a missing feature from the code that uses it.
 const FEATURES: [Row; 8] = [
     Row {
         feature: Feature::Populate,

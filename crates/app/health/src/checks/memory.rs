@@ -1,4 +1,4 @@
-//! Free memory, and what the kernel does with memory by itself.
+//! Free memory, and the kernel's own actions on memory.
 
 use super::{fine, found};
 use crate::facts::{Facts, FreeMemory};
@@ -21,7 +21,7 @@ pub fn fragmentation(facts: &Facts) -> Vec<Outcome> {
     let free: u64 = nodes.iter().map(|node| node.free).sum();
     let in_blocks: u64 = nodes.iter().map(|node| node.in_blocks).sum();
     let needed = facts.program.as_ref().map_or(0, |program| program.pool_pages).max(FEW_PAGES) * huge.bytes();
-    // Compaction moves what is in use together; kernel memory in between stays.
+    // Compaction moves used movable blocks together; kernel memory in between stays.
     let each = nodes.iter().map(|FreeMemory { node, free, in_blocks }| {
         format!("node {node}: {}, at most {} after compaction", in_blocks / huge.bytes(), free / huge.bytes())
     });
@@ -51,7 +51,7 @@ pub fn min_free(facts: &Facts) -> Vec<Outcome> {
     };
     let blocks = facts.memory.zones * BLOCKS_OF_ZONE * huge.kib();
     let wanted = blocks.min(total / 1024 / LARGEST_SHARE);
-    // The kernel rounds, and counts fewer zones where some take no ordinary allocations.
+    // The kernel rounds, and counts fewer zones if some take no ordinary allocations.
     if found_kib.saturating_mul(2) >= wanted || facts.thp_mode() == Some("never") {
         return fine(format!("vm.min_free_kbytes: {found_kib}"));
     }

@@ -10,7 +10,7 @@ use address_space::{PageSize, format_bytes};
 /// Pages of buffers that are worth a word.
 const MANY_PAGES: u64 = 8;
 
-/// Shared memory that matters although nobody has asked for huge pages.
+/// Size from which shared memory matters without a request for huge pages.
 const MUCH_MEMORY: u64 = 64 << 20;
 
 /// Reports whether the program has the pool pages that it requests, or should request them.
@@ -46,7 +46,7 @@ fn has_fallen_back(program: &ProgramFacts, own: &OwnPages, running: &RunningFact
     }
 }
 
-/// True if most of the data is on huge pages already, whoever has put it there.
+/// True if most of the data is on huge pages already, by any means.
 fn is_lifted(anonymous: (u64, u64), shared: (u64, u64)) -> bool {
     (anonymous.1 + shared.1) * 2 > anonymous.0 + shared.0
 }

@@ -119,7 +119,7 @@ pub fn mappings(facts: &Facts) -> Vec<Outcome> {
     )
 }
 
-/// `RLIMIT_MEMLOCK`, where the process uses it up.
+/// `RLIMIT_MEMLOCK`, if the process has nearly used it up.
 pub fn memlock(facts: &Facts) -> Vec<Outcome> {
     let (Some(lockable), Some(running)) = (facts.permission.lockable, facts.running()) else { return Vec::new() };
     let locked = facts.permission.locked;

@@ -1,4 +1,5 @@
-//! The pools, and what limits them (`Documentation/admin-guide/mm/hugetlbpage.rst`, `Documentation/admin-guide/cgroup-v2.rst`).
+//! The pools and their limits (`Documentation/admin-guide/mm/hugetlbpage.rst`,
+//! `Documentation/admin-guide/cgroup-v2.rst`).
 
 use super::{fine, found};
 use crate::facts::{Facts, HugetlbCgroup, NodePool, PoolFacts};
@@ -120,7 +121,7 @@ fn described(pool: &PoolFacts) -> String {
     format!("pool of {} pages: {} pages{nodes}{beyond}", pool.size, pool.total)
 }
 
-/// Whether the pool can serve the program.
+/// Checks that the pool can serve the program.
 pub fn pages(facts: &Facts) -> Vec<Outcome> {
     let size = facts.huge_page;
     let Some(pool) = facts.pools.iter().find(|pool| Some(pool.size) == size) else {

@@ -1,4 +1,4 @@
-//! The program's own shape, and what keeps its memory off huge pages.
+//! The program's own shape, and properties that keep its memory off huge pages.
 
 use super::{fine, found};
 use crate::facts::{Facts, ProgramFacts};
@@ -9,7 +9,7 @@ use heap_choice::Family;
 /// The first glibc 2.N with the tunable `glibc.elf.thp`.
 const ELF_THP: u32 = 44;
 
-/// The first glibc 2.N whose heaps ask for huge pages without a tunable.
+/// The first glibc 2.N whose heaps request huge pages without a tunable.
 const HEAPS_ASK: u32 = 43;
 
 /// The files' folios.
@@ -74,7 +74,7 @@ pub fn refused(facts: &Facts) -> Vec<Outcome> {
     )
 }
 
-/// The glibc 2.N that loads the program, where it knows `glibc.elf.thp`.
+/// The glibc 2.N that loads the program, if it knows `glibc.elf.thp`.
 fn with_elf_thp(program: &ProgramFacts) -> Option<u32> {
     match &program.allocator {
         Some((Family::Glibc { minor: Some(minor) }, _)) if program.is_static == Some(false) => {
@@ -109,7 +109,7 @@ pub fn elf_thp(facts: &Facts) -> Vec<Outcome> {
     )
 }
 
-/// glibc's heaps, which ask for huge pages by themselves since 2.43 in the mode `madvise`.
+/// glibc's heaps, which request huge pages by themselves since 2.43 in the mode `madvise`.
 pub fn glibc_heap(facts: &Facts) -> Vec<Outcome> {
     let Some(program) = &facts.program else { return Vec::new() };
     let Some((Family::Glibc { minor: Some(minor @ HEAPS_ASK..) }, _)) = &program.allocator else { return Vec::new() };
@@ -127,7 +127,7 @@ pub fn glibc_heap(facts: &Facts) -> Vec<Outcome> {
     )
 }
 
-/// How the program is linked, its code and its allocator.
+/// The program's linking, its code and its allocator.
 pub fn shape(facts: &Facts) -> Vec<Outcome> {
     let Some(program) = &facts.program else { return Vec::new() };
     let Some(is_static) = program.is_static else {

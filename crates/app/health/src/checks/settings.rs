@@ -1,4 +1,4 @@
-//! Programs that can ask for huge pages by themselves, where that is better.
+//! Programs that can request huge pages by themselves, if that is better.
 //!
 //! Sources: PostgreSQL's documentation (`huge_pages`, `shared_memory_size_in_huge_pages`), MariaDB's (`large_pages`,
 //! `lock_memory`), redis.conf (`disable-thp`, since 6.2) and Redis' page on latency, java(1), node's
@@ -32,9 +32,9 @@ pub fn heap(facts: &Facts) -> Vec<Outcome> {
     }
     let pid = running.pid;
     let fix = match (program.known, program.allocator.as_ref().map(|(family, _)| family)) {
-        // Its fork copies what changes, by whole huge pages.
+        // After a fork, each change copies a whole huge page.
         (Known::Redis, _) => return fine("redis keeps its data on base pages, which suits its forks"),
-        // The check for Java says more.
+        // The check for Java has more details.
         (Known::Java, _) | (_, Some(Family::Jvm)) => return Vec::new(),
         (known, _) if lifts_in_place(facts, program) => {
             let own =
@@ -105,7 +105,7 @@ pub fn java(facts: &Facts) -> Vec<Outcome> {
     if command_has(program, &["-XX:+UseTransparentHugePages"]) {
         return fine("Java requests transparent huge pages");
     }
-    // The check of pages that programs request says more.
+    // The check of pages that programs request has more details.
     if command_has(program, &["-XX:+UseLargePages"]) {
         return Vec::new();
     }

@@ -154,7 +154,7 @@ fn program() -> ProgramFacts {
     }
 }
 
-/// The healthy facts with a flaw, and what the check finds.
+/// The findings of a check for the healthy facts with a flaw.
 fn found_with(flaw: impl FnOnce(&mut Facts), check: &str) -> Vec<Finding> {
     let mut facts = healthy();
     flaw(&mut facts);

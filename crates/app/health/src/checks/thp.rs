@@ -11,7 +11,7 @@ use session::shared::InPlaceAmounts;
 
 /// Entries of a page table that khugepaged may find empty and still collapse, above which memory grows without bound.
 const MANY_EMPTY: f64 = 0.9;
-/// Divisor of the entries of a page table: khugepaged then collapses only where seven eighths are in use.
+/// Divisor of the entries of a page table: khugepaged then collapses only if seven eighths are in use.
 const FEW_EMPTY: u64 = 8;
 
 /// Shared memory that is worth a setting.
@@ -127,7 +127,7 @@ pub fn defrag(facts: &Facts) -> Vec<Outcome> {
     )
 }
 
-/// `khugepaged/max_ptes_none`, where khugepaged acts on all memory.
+/// `khugepaged/max_ptes_none`, if khugepaged acts on all memory.
 pub fn bloat(facts: &Facts) -> Vec<Outcome> {
     let (Some(most), Some(size)) = (facts.thp.max_ptes_none, facts.thp.size) else { return Vec::new() };
     let entries = size.bytes() / facts.base_page.bytes();

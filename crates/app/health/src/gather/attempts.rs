@@ -72,7 +72,7 @@ pub fn try_features(measures: bool) -> Tried {
 fn on_child(off: bool, in_this_process: Attempt) -> Vec<(Feature, Attempt)> {
     match features::act_on_child(transparent_huge_page().filter(|_| !off)) {
         Ok(ChildAttempts { traced, collapsed }) => {
-            // Where this process's own memory cannot be collapsed, that is what is wrong.
+            // If this process's own memory cannot be collapsed, that failure is reported.
             let other = collapsed.filter(|_| in_this_process == Attempt::Works);
             let other = other.map_or(Attempt::NotMade("MADV_COLLAPSE was not tried or does not work"), attempt);
             vec![(Feature::Trace, attempt(traced)), (Feature::CollapseOther, other)]

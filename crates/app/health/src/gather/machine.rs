@@ -15,7 +15,7 @@ const DAMON_MODULE: &str = "/sys/module/damon_reclaim/parameters";
 /// Most kdamonds, contexts of one and schemes of one that are read.
 const MOST_OF_DAMON: usize = 16;
 
-/// Where this process runs.
+/// The place where this process runs.
 pub fn place() -> Place {
     let is_read_only = |path: &str| statvfs(path).is_ok_and(|found| found.flags().contains(FsFlags::ST_RDONLY));
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -80,8 +80,8 @@ pub fn memory(files: &impl Files, base: PageSize, huge: Option<PageSize>) -> Mem
     }
 }
 
-/// The running schemes of DAMON that page out physical memory: those of the module and those that were set up manually;
-/// `None` if there are some that only root may read.
+/// The running schemes of DAMON that page out physical memory, both the module's and manual ones; `None` if only root
+/// may read some.
 fn damon(files: &impl Files) -> Option<Vec<DamonReclaim>> {
     let word = |path: &str| files.text(path).map(|text| text.trim().to_owned());
     let is = |path: &str, value: &str| word(path).as_deref() == Some(value);
@@ -113,7 +113,7 @@ fn damon(files: &impl Files) -> Option<Vec<DamonReclaim>> {
     Some(found)
 }
 
-/// Returns the free memory of a node; `None` where the kernel counts no blocks of the size of a huge page.
+/// Returns the free memory of a node; `None` if the kernel counts no blocks of the size of a huge page.
 fn free_memory(node: &FreeBlocks, base: PageSize, huge: PageSize) -> Option<FreeMemory> {
     let in_blocks = node.pages_of(huge, base)? * huge.bytes();
     Some(FreeMemory { node: node.node, free: node.bytes(base), in_blocks })

@@ -1,4 +1,4 @@
-//! Reads and tries what the checks need to know.
+//! Reads and tries the facts for the checks.
 
 mod attempts;
 mod machine;

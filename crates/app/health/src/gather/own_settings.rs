@@ -1,4 +1,4 @@
-//! Settings of database servers that decide how many pool pages they take, from their command line and their files.
+//! Settings of database servers that determine their number of pool pages, from their command line and their files.
 //!
 //! Sources: MariaDB's and MySQL's documentation of option files, `large_pages`, `innodb_buffer_pool_size`; PostgreSQL's of
 //! `huge_pages`, `include_dir` and `shared_memory_size_in_huge_pages`. MariaDB 10.11.19 takes, by strace, its key buffer, the
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 const MIB: u64 = 1 << 20;
 /// Most files that one program's settings are read from.
 const MOST_FILES: usize = 64;
-/// Option files of MariaDB and MySQL where the command line names none.
+/// Option files of MariaDB and MySQL if the command line names none.
 const OPTION_FILES: [&str; 2] = ["/etc/my.cnf", "/etc/mysql/my.cnf"];
 /// Groups of option files that a server reads. Groups of one release are left out, since the release is not known.
 const GROUPS: [&str; 4] = ["mysqld", "server", "mariadb", "mariadbd"];

@@ -1,4 +1,4 @@
-//! A process's settings and limits, from its files in /proc that every user may read, as far as they are.
+//! A process's settings and limits, from its files in /proc that every user may read.
 
 use crate::facts::PermissionFacts;
 use machine_facts::{Files, MOST_NODES, numbers_in};

@@ -1,4 +1,4 @@
-//! The program, from its files and, where it runs, from /proc.
+//! The program, from its files and, if it runs, from /proc.
 
 use super::own_settings::{Observed, Release, of_java, own_pages, release_in};
 use super::process::{field, field_bytes};
@@ -32,7 +32,7 @@ const LONGEST_COMMAND: usize = 4096;
 const LONGEST_SETTINGS: u64 = 1 << 20;
 /// Bytes of a program's file that are searched for its release.
 const LONGEST_PROGRAM: u64 = 64 << 20;
-/// Variables that ask for huge pages.
+/// Variables that request huge pages.
 const VARIABLES: [&str; 5] =
     ["JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "NODE_OPTIONS", "GLIBC_TUNABLES"];
 
@@ -128,7 +128,7 @@ pub fn of_command(
         facts.code = (facts.code.0 + code, facts.code.1 + 1);
         take_folios(&mut facts, &object.display().to_string(), open_regular_file(object).ok().flatten());
     }
-    // Where libraries are loaded is not known before the start.
+    // The addresses of libraries are not known before the start.
     take_plan(&mut facts, &inspection.plan, huge);
     (facts.planned, facts.to_prepare) = (inspection.plan.planned(), inspection.to_prepare);
     facts.postponed = inspection.postponed;
@@ -245,7 +245,7 @@ fn pool_pages(plan: &Plan, huge: Option<PageSize>) -> u64 {
     huge.map_or(0, |huge| read_only.map(|lift| huge.pages_for(lift.range.len())).sum())
 }
 
-/// Why a file does not come into large folios, where that is known without trying.
+/// Adds the reason why a file gets no large folios, if that is known without trying.
 fn take_folios(facts: &mut ProgramFacts, name: &str, file: Option<File>) {
     let Some(refusal) = file.and_then(|file| page_cache::unfit(&file)) else { return };
     let text = refusal.to_string();

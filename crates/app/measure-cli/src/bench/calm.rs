@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 /// The arm's name.
 pub(super) const NAME: &str = "calm";
 
-/// The settings; `None` where the arm is not asked for.
+/// The settings; `None` if the arm is not requested.
 pub(super) fn variables(args: &BenchArgs, words: &[String]) -> anyhow::Result<Option<Vec<(String, String)>>> {
     if !args.arms.contains(&ArmArg::Calm) {
         return Ok(None);

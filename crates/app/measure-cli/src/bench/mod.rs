@@ -33,10 +33,10 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// How long others' use of the CPUs is watched before it begins.
+/// Time for watching others' use of the CPUs before the measurement.
 const WATCH: Duration = Duration::from_millis(500);
 
-/// Measures, or reads what was measured, and prints the answer.
+/// Measures, or reads a record, and prints the answer.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     calm::needs_a_start(args, args.toggle.is_some())?;
     heap_needs_a_start(args)?;
@@ -108,7 +108,7 @@ fn words_of(command: &[OsString]) -> anyhow::Result<Vec<String>> {
     command.iter().map(word).collect()
 }
 
-/// The command, which is lifted where words say how.
+/// The command, lifted if there are words for it.
 fn started<T: AsRef<OsStr>>(
     own: &Path,
     lift: Option<&[String]>,
@@ -135,7 +135,7 @@ fn started<T: AsRef<OsStr>>(
     command
 }
 
-/// The names of the arms and what each lifts.
+/// The names of the arms and their policies.
 fn arms(args: &BenchArgs) -> Vec<(String, Policy)> {
     let policy = args.policy.policy();
     let word = |pages: Pages| pages.word().to_owned();
@@ -162,7 +162,7 @@ fn header(args: &BenchArgs, design: Design, program: String, arms: Vec<String>, 
     let seed = args.seed.unwrap_or(now.as_nanos() as u64);
     let mut machine = look_at_machine(WATCH);
     if design == Design::Toggle {
-        // The program and whoever gives it work are at it already.
+        // The load of the program and of its clients has begun already.
         machine.other_load = None;
     }
     let shown = |word: OsString| bench::work::without_password(&word.to_string_lossy());

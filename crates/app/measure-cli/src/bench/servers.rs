@@ -58,7 +58,7 @@ impl Arms {
         of_arm.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// How an arm is lifted; `None` where it is another command.
+    /// The options of an arm's lift; `None` if the arm is another command.
     pub(super) fn lift(&self, arm: usize) -> Option<&[String]> {
         Some(self.lifts[arm].as_slice()).filter(|lift| !lift.is_empty())
     }

@@ -21,7 +21,7 @@ pub(super) struct Lifts {
 }
 
 impl Lifts {
-    /// Puts the processes back to plain, where they are lifted.
+    /// Restores the processes to plain, if they are lifted.
     pub(super) fn new(
         pid: i32,
         policies: Vec<Policy>,

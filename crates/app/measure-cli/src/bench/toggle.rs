@@ -22,7 +22,7 @@ use std::sync::atomic::AtomicBool;
 
 /// Switches the process of this number, or the server that the words start.
 pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> {
-    // From before the process is changed.
+    // Before the process is changed.
     let interrupted = interruptions()?;
     let source = args.work.parse::<WorkSource>()?;
     let per = if source == WorkSource::Instructions { Per::Cycle } else { Per::CpuSecond };
@@ -72,7 +72,7 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
 /// The way in which the program is switched.
 enum Switched {
     ByCommands(String, String),
-    /// Names of the arms and what each lifts.
+    /// Names of the arms and their policies.
     Lifted(Vec<String>, Vec<Policy>),
 }
 

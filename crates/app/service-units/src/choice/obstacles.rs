@@ -264,7 +264,7 @@ impl Chooser<'_> {
         folders.find(|folder| is_within(path, folder))
     }
 
-    /// The store, where the service can open its images, which it does itself whoever lifts it.
+    /// The store, if the service can open its images, which the service itself does for every kind of lift.
     pub(super) fn visible_store(&self) -> Result<Option<&str>, String> {
         let Some(store) = self.here.store.as_deref() else { return Ok(None) };
         if let Some(root) = self.other_root() {

@@ -207,7 +207,7 @@ fn the_way_that_was_asked_for_is_taken_or_refused() {
 #[test]
 fn every_source_is_known_by_every_way() {
     const DENY: &str = "MemoryDenyWriteExecute=yes\n";
-    // By ptrace, by preload, after the start; open, then where copies of code are forbidden.
+    // By ptrace, by preload, after the start; first with copies of code allowed, then forbidden.
     let table = [
         (Pages::Auto, ["", "", ""], ["file+image", "!from inside", "file+image"]),
         (Pages::File, ["", "", ""], ["", "", ""]),

@@ -42,7 +42,7 @@ pub fn run(paths: Paths, configuration: Configuration) -> anyhow::Result<()> {
     agent.run(&heard).context("running the agent")
 }
 
-/// Does what a supervisor requests.
+/// Performs the requests of a supervisor.
 pub fn worker() -> anyhow::Result<()> {
     limit_reads();
     let mut text = Vec::new();

@@ -45,7 +45,7 @@ fn running(paths: &Paths) -> anyhow::Result<(Option<Status>, bool)> {
     Ok((status, runs))
 }
 
-/// Shows what is lifted.
+/// Shows the lifted processes.
 pub fn status(paths: &Paths, json: bool) -> anyhow::Result<()> {
     let (status, running) = running(paths)?;
     let ledger = ledger(paths)?;

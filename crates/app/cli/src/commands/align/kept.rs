@@ -23,7 +23,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The extended attribute of a copy of a diverted file: the identity of that file.
+/// The extended attribute of a diverted file's copy: the identity of the original.
 const SOURCE: &CStr = c"user.pagelift.align.source";
 
 /// Extended attributes that a copy gets from its file: the label of SELinux, and the access control list.
@@ -83,7 +83,7 @@ fn identity(path: &Path) -> Option<FileIdentity> {
     std::fs::metadata(path).ok().map(|found| FileIdentity::of(&found))
 }
 
-/// An error if the path has links, or if other users can change what it leads to. After an upgrade this program runs as root.
+/// An error if the path has links, or if other users can change its file. After an upgrade this program runs as root.
 fn check_path(path: &Path) -> anyhow::Result<()> {
     let own = std::fs::canonicalize(path)?;
     if own != path {

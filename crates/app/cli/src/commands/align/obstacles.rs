@@ -13,10 +13,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A reason of others against a change of a file.
+/// A reason against changing a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// Its bytes are signed or measured; the text says what was found.
+    /// Its bytes are signed or measured; the text names the signature or measurement.
     Signed(String),
     /// It belongs to a package.
     Package(Package),
@@ -43,7 +43,7 @@ impl std::fmt::Display for Obstacle {
     }
 }
 
-/// Why somebody else counts on the file's bytes.
+/// Returns the reason why others depend on the file's bytes.
 pub fn obstacle(path: &Path, file: &File) -> anyhow::Result<Option<Obstacle>> {
     if let Some(found) = signed(file) {
         return Ok(Some(Obstacle::Signed(found)));

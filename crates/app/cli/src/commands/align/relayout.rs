@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 /// Size of the blocks in which `st_blocks` counts, in bytes (stat(2)).
 const BLOCK: u64 = 512;
 
-/// Gives a file's segments other offsets, or prints what that would bring.
+/// Gives a file's segments other offsets, or prints the expected effect.
 pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyhow::Result<()> {
     let (args, name, out) = (target.args, target.name, Output::Standard);
     let relayout = match Relayout::plan(data, huge, base_page(), args.force, args.edges) {
@@ -151,7 +151,7 @@ fn print_sizes(target: &Target, relayout: &Relayout) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints what stays on small pages, and why.
+/// Prints the parts that stay on small pages, and the reason.
 fn print_uncovered(name: &str, after: &Segments, huge: PageSize) -> anyhow::Result<()> {
     for segment in after.all.iter().filter(|segment| !segment.writable) {
         let Segment { address, length, executable, .. } = *segment;

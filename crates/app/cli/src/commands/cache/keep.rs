@@ -135,8 +135,8 @@ fn no_list(path: &Path) -> String {
     )
 }
 
-/// Gives files the layout that the list asks for. Returns the number of files that have not got it. With `skip_read_only` files that
-/// cannot be written here are left to others.
+/// Gives files the layout that the list requests. Returns the number of files without it. With `skip_read_only` files
+/// that cannot be written here are left to others.
 fn lay_out(layouts: &mut Layouts, entries: &[ListEntry], skip_read_only: bool) -> anyhow::Result<usize> {
     let mut failed = 0;
     for entry in entries {

@@ -14,7 +14,7 @@ use linux::pages::transparent_huge_page;
 /// `pagelift cache`.
 #[derive(Args, Clone)]
 pub struct CacheArgs {
-    /// What to do.
+    /// The action.
     #[command(subcommand)]
     command: CacheCommand,
 }

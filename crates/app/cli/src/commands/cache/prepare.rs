@@ -70,7 +70,7 @@ pub fn run(args: &PrepareArgs) -> anyhow::Result<()> {
 /// The outcome for a file.
 struct Outcome {
     prepared: Prepared,
-    /// Where it was replaced, the processes that have the old file.
+    /// If it was replaced, the processes that have the old file.
     keepers: Option<Vec<i32>>,
 }
 
@@ -119,8 +119,8 @@ pub fn describe(prepared: &Prepared) -> String {
     format!("{huge} of {of} in huge folios ({}), {} ms", parts.join(", "), time.as_millis())
 }
 
-/// Opens what was asked for. Files that were named and cannot be opened are counted in `failed`; of packages and processes
-/// those are left out that have no whole huge page.
+/// Opens the chosen files. Named files that cannot be opened are counted in `failed`; files of packages and processes
+/// that have no whole huge page are left out.
 fn choose(args: &PrepareArgs, huge: PageSize, failed: &mut usize) -> anyhow::Result<Vec<Chosen>> {
     let mut chosen = Vec::new();
     for path in &args.files {

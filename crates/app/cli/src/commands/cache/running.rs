@@ -1,7 +1,7 @@
 //! The files that the processes of a program execute.
 //!
 //! Every user can start a program with any name that maps any files. So processes count only if root or this process's
-//! user owns the program's file, and of their executed files only those owned by one of these two.
+//! user owns the program's file, and their executed files count only if one of these two owns them.
 
 use super::chosen::{Chosen, is_large_program};
 use address_space::PageSize;
@@ -29,7 +29,7 @@ pub struct Executed {
     pub unanswered: Vec<Unanswered>,
 }
 
-/// Finds what the processes of a program execute.
+/// Finds the files that the processes of a program execute.
 ///
 /// # Errors
 /// No process runs a program of this name.
@@ -66,8 +66,8 @@ pub fn executed_by(name: &str, huge: PageSize) -> anyhow::Result<Executed> {
     Ok(Executed { chosen: by_turns(with_one_user(chosen)), left_out, unanswered })
 }
 
-/// Opens a file by the first of its parts that leads to it: a process that maps it no more does not hide it from others. `None`
-/// where it has no whole huge page. The error is why it is left out.
+/// Opens a file by the first of its parts that leads to it, so that a process that has unmapped it does not hide it
+/// from others. `None` if it has no whole huge page. The error is the reason for leaving it out.
 fn open_one(parts: &[&MappedPart], huge: PageSize) -> Result<Option<Chosen>, String> {
     let mut refused = String::new();
     for part in parts.iter().take(MOST_TRIED) {
@@ -79,7 +79,7 @@ fn open_one(parts: &[&MappedPart], huge: PageSize) -> Result<Option<Chosen>, Str
     Err(refused)
 }
 
-/// Opens the file of a part; `None` where it has no whole huge page. The error is why it is left out.
+/// Opens the file of a part; `None` if it has no whole huge page. The error is the reason for leaving it out.
 fn open(part: &MappedPart, huge: PageSize) -> Result<Option<Chosen>, String> {
     let path = PathBuf::from(part.mapping.path().unwrap_or_default());
     let name = printable(&path.display().to_string());

@@ -56,7 +56,7 @@ struct Row {
     status: FileStatus,
 }
 
-/// Prints how files lie in the page cache.
+/// Prints the state of files in the page cache.
 pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
     confine_to(Reads::Processes);
     let listing = read(args)?;

@@ -35,7 +35,7 @@ impl LiftedRange {
     }
 }
 
-/// One paragraph: what could be had beyond this run, and how.
+/// One paragraph: further possible gains, and the commands for them.
 pub(super) fn advice(report: &LiftSummary, pools: &[PoolFacts], root: bool) -> String {
     let read_only = || report.ranges.iter().filter(|range| range.is_read_only());
     let lasts = |range: &LiftedRange| matches!(range.source.as_deref(), Some("hugetlb" | "image"));

@@ -1,4 +1,4 @@
-//! Formats what the demo prints; pure.
+//! Formats the output of the demo; pure.
 
 use super::{LIFTED, PLAIN, PLAIN_AGAIN};
 use crate::text::table::{align_right, table, trimmed};
@@ -21,7 +21,7 @@ pub(super) fn opening(machine: &MachineFacts, seconds: f64) -> String {
     text
 }
 
-/// The address maps of the plain and of the lifted program, and what `pagelift run` said.
+/// The address maps of the plain and of the lifted program, and the output of `pagelift run`.
 pub(super) fn maps(plain: &Coverage, lifted: &Coverage, line: &str) -> String {
     format!("\nPlain\n{}\n\nLifted\n{}\n{line}\n", map(plain), map(lifted))
 }

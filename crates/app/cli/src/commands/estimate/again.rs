@@ -1,6 +1,6 @@
-//! `pagelift estimate -p PID --again`: what of a process is started once more, and whether that may be done.
+//! `pagelift estimate -p PID --again`: starts a process's program once more, if that is permitted.
 //!
-//! The process chooses what is executed: its program, its words, and its environment, which names libraries to load. So
+//! The process determines the executed program, its words, and its environment, which names libraries to load. So
 //! nothing is executed unless this command has no more rights than the process.
 
 use super::Started;
@@ -35,8 +35,8 @@ impl Started {
             process: Some(pid),
             environment: Some(environment_of(&files)?),
         };
-        // The kernel writes the vector anew at each exec, with random bytes at a random address: what was read is this
-        // program's, and was so while it had these rights.
+        // The kernel writes the vector anew at each exec, with random bytes at a random address: the same vector means
+        // that all was read from this program, while it had these rights.
         let rights = check_rights(pid)?;
         ensure!(files.bytes("auxv")? == program, "process {pid} has executed another program; fix: try again");
         if rights.no_new_privileges {
@@ -86,7 +86,7 @@ fn as_user(rights: &ProcessRights) -> String {
     format!("setpriv --reuid={} --regid={} {groups} --inh-caps=-all --reset-env", rights.users[1], rights.group_ids[1])
 }
 
-/// The words of a process, of which the first leads to the file that it executes: what it calls itself may be anything.
+/// The words of a process, the first replaced by a path of the executed file: a process may choose any name.
 fn with_program(files: &ProcessFiles, mut words: Vec<OsString>) -> Result<Vec<OsString>> {
     let link = files.path("exe");
     // The kernel knows both files, since one runs: no file system is asked.

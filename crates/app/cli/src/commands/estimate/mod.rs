@@ -53,7 +53,7 @@ pub enum ReplacementArg {
 /// `pagelift estimate`.
 #[derive(Args, Clone)]
 pub struct EstimateArgs {
-    /// What the lift takes, and from where.
+    /// The kinds to lift and the sources of pages.
     #[command(flatten)]
     pub policy: PolicyArgs,
     /// The CPU whose TLBs are simulated [default: this CPU, as described by CPUID, known for its model, or measured].
@@ -150,7 +150,7 @@ pub fn run(args: &EstimateArgs) -> Result<()> {
     Output::Standard.print_either(args.json, &estimate, text)
 }
 
-/// What is started.
+/// The program to start.
 struct Started {
     words: Vec<OsString>,
     /// The process whose folder is taken.

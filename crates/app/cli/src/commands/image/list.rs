@@ -64,7 +64,7 @@ struct Damaged {
     problem: &'static str,
 }
 
-/// Prints what the store holds.
+/// Prints the images in the store.
 pub fn run(store: &Store, json: bool) -> anyhow::Result<()> {
     let listing = read(store)?;
     let out = Output::Standard;
@@ -145,7 +145,7 @@ fn text(listing: &Listing) -> String {
     text + &unanswered::notes(&listing.unanswered)
 }
 
-/// The memory of all images, and of those that lifts have made, with the limit for these.
+/// The memory of all images and of automatic ones, with the limit for the latter.
 fn total(images: &[Row], space: &Space) -> String {
     let bytes = |images: &[&Row]| format_bytes(images.iter().map(|image| image.memory).sum());
     let all: Vec<&Row> = images.iter().collect();

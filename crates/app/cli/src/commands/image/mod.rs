@@ -29,7 +29,7 @@ const NOBODY: u32 = 65534;
 /// `pagelift image`.
 #[derive(Args, Clone)]
 pub struct ImageArgs {
-    /// What to do.
+    /// The action.
     #[command(subcommand)]
     command: ImageCommand,
 }

@@ -50,7 +50,7 @@ pub struct SetupArgs {
     fstab: PathBuf,
 }
 
-/// How a store is mounted at boot.
+/// Ways to mount a store at boot.
 #[derive(Clone, Copy, ValueEnum)]
 enum BootArg {
     /// A systemd mount unit, and a timer that runs `pagelift image gc` each day.
@@ -63,7 +63,7 @@ fn mode(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8).map_err(|_| format!("`{text}` is no mode: write 755 for example"))
 }
 
-/// Mounts a store, or prints what would mount it.
+/// Mounts a store, or prints the configuration that mounts it.
 pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
     let file_system = if args.hugetlbfs { FileSystem::Hugetlbfs } else { FileSystem::Tmpfs };
     let mount = StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, args.mode)?;

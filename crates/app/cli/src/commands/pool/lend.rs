@@ -33,16 +33,16 @@ use std::time::Duration;
 /// The last line that a held reservation prints once it is complete.
 pub const HELD: &str = "all requests are met";
 
-/// How often it is looked whether the lift is done.
+/// Interval between checks for the end of the lift.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A program and the pages that it gets.
 pub struct Lending<'a> {
     /// The program and its arguments.
     pub command: &'a [OsString],
-    /// How it is lifted.
+    /// The policy of its lift.
     pub policy: Policy,
-    /// Pages beside those that the lift takes.
+    /// Pages besides the lift's own.
     pub requests: &'a [PoolRequest],
     /// Arguments for the process that holds the pages.
     pub words: Vec<String>,
@@ -55,7 +55,7 @@ pub fn run(lending: Lending<'_>) -> anyhow::Result<u8> {
     let for_the_lift = placed(&needed.requests, policy.numa, None)?.requests;
     let beside = placed(lending.requests, policy.numa, None)?.requests;
     let requests: Vec<_> = for_the_lift.iter().chain(&beside).map(ToString::to_string).collect();
-    // From here on signals are for the program; signals from a terminal reach it without help.
+    // Signals from now on are for the program; a terminal sends its signals to the program directly.
     let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).context("handling signals")?;
     let loan = match requests.as_slice() {
         [] => {
@@ -151,7 +151,7 @@ struct Loan {
 }
 
 impl Loan {
-    /// Starts it. `None` where it could not get all of the pages, which it has said.
+    /// Starts it. `None` if it could not get all of the pages; it has then reported that.
     fn take(words: &[String], requests: &[String]) -> anyhow::Result<Option<Self>> {
         let mut guard = Command::new(this_program()?);
         guard.args(["pool", "reserve"]).args(words).args(requests);

@@ -1,5 +1,5 @@
-//! Finds which pages a command, a process or a file needs: other commands of this program look, so that what is foreign is
-//! read with no rights but to read, and the plan is the one that a lift makes.
+//! Finds which pages a command, a process or a file needs. Other commands of this program do it, so that foreign data
+//! is read with no rights but to read, and the plan is the one that a lift makes.
 
 use crate::arguments::policy::words;
 use crate::arguments::process::process_unless_file;
@@ -20,7 +20,7 @@ pub struct Needed {
     pub requests: Vec<PoolRequest>,
     /// Notes for the reader.
     pub notes: Vec<String>,
-    /// The process, where it is one.
+    /// The process, if the target is one.
     pub pid: Option<i32>,
 }
 

@@ -182,7 +182,7 @@ fn needed(args: &PlanArgs) -> anyhow::Result<Needed> {
     Ok(all)
 }
 
-/// The words of the policy, where it is not the usual one.
+/// The words of the policy that differ from the default.
 fn policy_words(args: &PlanArgs) -> String {
     let usual = words(&Policy::default());
     let own = words(&args.policy.policy());

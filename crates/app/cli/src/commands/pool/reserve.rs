@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// How often a held reservation looks whether it was interrupted.
+/// Interval between checks of a held reservation for an interruption.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// `pagelift pool reserve`.
@@ -136,7 +136,8 @@ fn say(outcomes: &[Outcome], hold: bool) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Waits until standard input ends or a signal comes, and gives back before what its lines name: SIZE:COUNT[@NODE]...
+/// Waits until standard input ends or a signal comes; gives back the pages named by its lines, SIZE:COUNT[@NODE]..., at
+/// once.
 fn hold(settings: &KernelSettings, changes: &mut [Change], interrupted: &AtomicBool) {
     let (orders, ordered) = channel::<Vec<PoolRequest>>();
     std::thread::spawn(move || {

@@ -21,7 +21,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Checks what the machine allows, and prints what it does not, with the fix.
+    /// Checks which kinds the machine allows, and prints the reason and the fix for the others.
     pub fn of(args: &RunArgs) -> Self {
         let kinds = args.policy.policy().kinds;
         let mut wanted = Self::default();

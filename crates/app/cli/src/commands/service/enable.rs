@@ -99,7 +99,7 @@ pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
     conclude(args, &unit, &made, path, restart)
 }
 
-/// Says what was done; as JSON, with the file.
+/// Prints the result; as JSON, with the file.
 fn conclude(
     args: &EnableArgs,
     unit: &Unit,
@@ -204,9 +204,9 @@ fn is_made(path: &Path) -> bool {
     earlier.map_or_else(|| path.parent().is_some_and(|folder| !folder.exists()), |earlier| earlier.made_folder)
 }
 
-/// Writes the file and has systemd read it; takes it away again where systemd does not do what it says. Before, systemd may
+/// Writes the file and makes systemd read it; removes it again if systemd does not apply it. Before this, systemd may
 /// have had older contents of a unit file with an old date, which it does not notice (systemd 252,
-/// `unit_need_daemon_reload()`): where it is decided otherwise with what it has read now, that file is written and returned.
+/// `unit_need_daemon_reload()`): if the new contents lead to another decision, that file is written and returned.
 fn install(
     unit: &Unit,
     file: &DropIn,
@@ -244,7 +244,7 @@ fn install(
     decided.with_context(|| format!("{} was taken back", path.display()))
 }
 
-/// Compares what systemd has read with what was written.
+/// Compares systemd's properties with the written file.
 fn check(unit: &Unit, file: &DropIn, path: &Path) -> anyhow::Result<()> {
     let now = systemd::show(&systemd::instance(&unit.name))?;
     let path = path.display().to_string();

@@ -150,7 +150,7 @@ fn program_file(path: &str, is_meant: &dyn Fn(&ElfImage) -> bool) -> Option<Path
     image.and_then(|file| image_store::read_elf(&file).ok()).filter(is_meant).map(|_| file)
 }
 
-/// True where code or read-only data may fill a huge page.
+/// True if code or read-only data may fill a huge page.
 fn fills_a_page(image: &ElfImage) -> bool {
     usual_huge_page().is_none_or(|page| {
         image.segments.iter().any(|segment| !segment.protection.write && segment.memory.len() >= page.bytes())
@@ -196,7 +196,7 @@ fn closed(file: &Path, rights: u32) -> Option<String> {
     ))
 }
 
-/// The units after which a service is ordered: those of the image store and of the pool.
+/// The units after which a service is ordered: the image store's mount and the pools' services.
 pub fn ordered_behind(unit: &Unit) -> Vec<String> {
     let mount = StoreMount::new(Path::new(DEFAULT_DIRECTORY), FileSystem::Tmpfs, None, None, 0o755);
     let mut units: Vec<String> = mount.map(|mount| mount.systemd_unit().0).into_iter().collect();
@@ -224,7 +224,7 @@ pub fn this_program() -> anyhow::Result<PathBuf> {
 pub mod tests {
     use super::*;
 
-    /// A program's file with one read-only segment of so many bytes in memory.
+    /// A program's file with one read-only segment of this length in memory.
     pub fn elf(memory: u64) -> Vec<u8> {
         const HEADERS: u64 = 64 + 56;
         let mut file = b"\x7fELF\x02\x01\x01".to_vec();

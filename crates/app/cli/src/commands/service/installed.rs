@@ -40,14 +40,14 @@ pub struct EnabledArgs {
     json: bool,
 }
 
-/// Whether a drop-in file still agrees with its unit.
+/// Agreement of a drop-in file with its unit.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum State {
     Current,
     /// The unit's own ExecStart= has changed since.
     Outdated,
-    /// The sandbox, or what counts of this machine, has changed so that another file would be written now.
+    /// The sandbox, or a relevant fact about this machine, has changed so that another file would be written now.
     SandboxChanged,
     /// The `pagelift` that it starts is gone.
     NoLauncher,
@@ -98,9 +98,9 @@ struct Row {
     main_pid: Option<i32>,
 }
 
-/// Removes what `enable` has written.
+/// Removes the files that `enable` has written.
 pub fn disable(args: &DisableArgs) -> anyhow::Result<()> {
-    // A service is asked for its real name if it still exists.
+    // systemd gives a service's real name if the service still exists.
     let name = match &args.unit {
         Some(unit) => Some(look_up(unit).map_or_else(|_| service_name(unit), |(name, _)| Ok(name))?),
         None => None,
@@ -137,7 +137,7 @@ pub fn disable(args: &DisableArgs) -> anyhow::Result<()> {
     if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
 }
 
-/// Removes files, each whatever becomes of the others; returns those that are gone, and why the others are not.
+/// Removes files independently of each other; returns the removed ones, and why the others remain.
 fn remove_all(files: &[(PathBuf, DropIn)]) -> (Vec<&(PathBuf, DropIn)>, Vec<String>) {
     let (mut removed, mut failed) = (Vec::new(), Vec::new());
     for entry in files {
@@ -149,7 +149,7 @@ fn remove_all(files: &[(PathBuf, DropIn)]) -> (Vec<&(PathBuf, DropIn)>, Vec<Stri
     (removed, failed)
 }
 
-/// Has systemd read that files are gone; returns what a restart of their services would do, or has done.
+/// Makes systemd notice that files are gone; returns the effect that a restart of their services would have, or had.
 fn undone(removed: &[&(PathBuf, DropIn)], now: bool) -> anyhow::Result<Vec<String>> {
     systemd::control(&["daemon-reload"])?;
     let services = removed.iter().map(|(_, file)| Changed::look(&file.unit, false)).collect::<Result<Vec<_>, _>>()?;

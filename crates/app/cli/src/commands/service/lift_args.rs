@@ -1,4 +1,4 @@
-//! The options of `pagelift enable` that say how a service is lifted.
+//! The options of `pagelift enable` about the lift of a service.
 
 use crate::arguments::heap::HeapArgs;
 use crate::arguments::policy::{PolicyArgs, choice};
@@ -9,13 +9,13 @@ use options::Prepare;
 /// Options that `pagelift run` has too.
 #[derive(Args, Clone)]
 pub struct LiftArgs {
-    /// What to lift and from where.
+    /// The kinds to lift and the sources of pages.
     #[command(flatten)]
     pub policy: PolicyArgs,
     /// When to bring files into huge folios of the page cache before they are lifted from there.
     #[arg(long, value_parser = choice::<Prepare>(), default_value = "auto")]
     pub prepare: Prepare,
-    /// What concerns the heap.
+    /// Options of the heap.
     #[command(flatten)]
     pub heap: HeapArgs,
     /// Make the program's allocator keep freed memory, by the allocator's own settings.

@@ -62,7 +62,7 @@ impl MemoryArgs {
     }
 }
 
-/// How units are written.
+/// Options for writing units.
 pub struct Writing {
     /// Start the lift at once if the service runs.
     pub now: bool,

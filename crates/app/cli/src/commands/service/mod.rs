@@ -15,7 +15,7 @@ pub use systemd::control_group;
 /// A service whose file was changed.
 struct Changed {
     unit: String,
-    /// The service, or the instances of the template, as far as they run.
+    /// The service, or the instances of the template, if they run.
     running: Vec<String>,
     /// Number of its main process, if it has one.
     pid: Option<String>,

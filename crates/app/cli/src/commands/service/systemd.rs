@@ -9,10 +9,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where administrators' units are, and those until the next boot.
+/// The folders of administrators' units, and of units until the next boot.
 pub const FOLDERS: [&str; 2] = ["/etc/systemd/system", "/run/systemd/system"];
 
-/// The folders of unit files (systemd.unit(5)), except those of generators; the first has priority.
+/// The folders of unit files (systemd.unit(5)), except generators' folders; the first has priority.
 const UNIT_FOLDERS: [&str; 4] =
     ["/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"];
 
@@ -35,7 +35,7 @@ impl Unit {
         Self::of(name, properties)
     }
 
-    /// A service of this name, with what [`look_up`] has found.
+    /// A service of this name, with the properties that [`look_up`] has found.
     pub fn of(name: String, properties: Properties) -> anyhow::Result<Self> {
         ensure!(
             !properties.value("FragmentPath").is_empty() && !properties.is_set("Transient"),
@@ -88,8 +88,8 @@ pub fn look_up(name: &str) -> anyhow::Result<(String, Properties)> {
     Ok((id.to_owned(), show(id)?))
 }
 
-/// True if the files of a unit are no longer those that systemd has read, as far as that is visible: their contents
-/// take effect only after a daemon-reload.
+/// True if systemd is known to have read older files of a unit: the new contents take effect only after a
+/// daemon-reload.
 pub fn is_changed(name: &str, properties: &Properties) -> bool {
     properties.is_set("NeedDaemonReload") || has_unread(name, &properties.list("DropInPaths"), &UNIT_FOLDERS)
 }
@@ -109,7 +109,7 @@ fn has_unread(unit: &str, read: &[String], folders: &[&str]) -> bool {
     })
 }
 
-/// The unit to ask for properties: a template has none, but its instance has.
+/// The unit whose properties are read: a template has none, but its instance has.
 pub fn instance(name: &str) -> String {
     name.replace("@.", "@pagelift.")
 }
@@ -161,7 +161,7 @@ pub fn control_group(name: &str) -> anyhow::Result<String> {
     Ok(group.to_owned())
 }
 
-/// The instances of a template that run, but for those that serve one connection of a socket each (`Accept=yes`), which
+/// The running instances of a template, except instances that serve one connection of a socket each (`Accept=yes`) and
 /// cannot be started again.
 pub fn running_instances(template: &str) -> anyhow::Result<Vec<String>> {
     if serves_connections(template)? {
@@ -228,7 +228,7 @@ pub fn installed() -> Vec<(PathBuf, DropIn)> {
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
-    // systemd reads only what ends in `.conf`.
+    // systemd reads only files that end in `.conf`.
     let mut file = tempfile::Builder::new().prefix(".pagelift").suffix(".new").tempfile_in(folder)?;
     file.write_all(text.as_bytes())?;
     file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;

@@ -6,7 +6,7 @@ use crate::arguments::via::ViaArg;
 use options::{Choice as _, HeapPages, Numa, Policy, Prepare};
 use service_units::{Program, Wanted, Way};
 
-/// The words that differ from the defaults, without those of `--via`.
+/// The words that differ from the defaults, except `--via`.
 pub fn words(args: &LiftArgs, way: Way) -> Vec<String> {
     let usual = policy_words(&Policy::default());
     let mut words: Vec<String> =
@@ -50,8 +50,8 @@ pub fn parse(asked: &[String]) -> Option<LiftArgs> {
     <Asked as clap::Parser>::try_parse_from(words).ok().map(|asked| asked.lift)
 }
 
-/// The requests in the options, as far as the way depends on them, with the programs that `--only` names, and the names
-/// without a file.
+/// The requests in the options on which the way depends, with the programs that `--only` names, and the names without a
+/// file.
 pub fn wanted(args: &LiftArgs, (found, missing): (Vec<Program>, Vec<String>)) -> Wanted {
     let heap = args.heap.heap;
     let for_run = [

@@ -5,8 +5,8 @@ use super::report::{Estimated, Outcome, Report, Walked};
 use crate::commands::probe;
 use translation::working_set::verdicts;
 
-/// Measures what a walk costs, in this thread, and estimates the share of the CPU time. The pages in use are then judged by
-/// the reach that was measured.
+/// Measures the cost of a walk, in this thread, and estimates the share of the CPU time. The measured reach then
+/// determines the verdicts on the pages in use.
 pub fn estimated(mut report: Report) -> Report {
     let (walks, cpu_seconds) = match walks(&report) {
         Ok(found) => found,
@@ -45,7 +45,7 @@ fn walks(report: &Report) -> Result<(Walked, f64), String> {
     Ok((walks, activity.cpu_seconds()))
 }
 
-/// The shares that so many walks of such a cost in ns have of so many CPU seconds.
+/// The shares of this number of walks, at a cost in ns, in this number of CPU seconds.
 fn of(walks: &Walked, nanoseconds: &Walked, cpu_seconds: f64) -> Estimated {
     let share = |walks: Option<f64>, cost: Option<f64>| {
         let share = walks? * cost? / 1e9 / cpu_seconds;

@@ -31,8 +31,8 @@ const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 /// As in shells: a higher status means a signal.
 const BY_SIGNAL: i32 = 128;
-/// The first observation of a command's memory: it has loaded its libraries by then. Each later one is twice as late.
-/// If the total time is as short, the first is in its middle.
+/// The time of the first observation of a command's memory: it has loaded its libraries then. Each later one is twice
+/// as late. If the total time is shorter than twice this, the first is in its middle.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
 
 /// The outcome of one run.
@@ -89,7 +89,7 @@ fn locked(receiver: &Mutex<Receiver>) -> MutexGuard<'_, Receiver> {
     receiver.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs of a command, one after the other. The command that runs is sent what is sent to this process.
+/// Runs of a command, one after the other. Signals to this process are forwarded to the running command.
 pub struct Runs {
     signals: Option<Signals>,
     receiver: Arc<Mutex<Receiver>>,
@@ -117,11 +117,11 @@ impl Runs {
         locked(&self.receiver).told_to_end
     }
 
-    /// Runs a command and measures it until it ends, or for the time that `args` has. `words` start what `args` names.
+    /// Runs a command and measures it until it ends, or for the time in `args`. `words` start the command of `args`.
     pub fn measure(&mut self, words: &[OsString], args: &StatArgs) -> io::Result<Ran> {
         let reach = known_reach();
         let before = activity();
-        // By this thread, which starts the command: what it starts inherits the counters.
+        // This thread starts the command, which inherits the counters.
         let counters = Counters::start(Target::Children);
         let start = Instant::now();
         let command = match self.start(words) {
@@ -195,7 +195,7 @@ impl Runs {
     }
 }
 
-/// The command, as far as it fits a heading.
+/// The command, shortened for a heading.
 fn shortened(words: &[OsString]) -> String {
     const LONGEST: usize = 60;
     let all = words.iter().map(|word| printable(&word.to_string_lossy())).collect::<Vec<_>>().join(" ");
@@ -239,7 +239,8 @@ fn look(
     (watch, usage)
 }
 
-/// Sends the command what is sent to this process. Keys of the terminal reach both: those are not sent twice.
+/// Forwards this process's signals to the command. The terminal sends the signals of its keys to both, so these are not
+/// forwarded.
 fn forward(mut signals: Signals, receiver: &Mutex<Receiver>) {
     for signal in signals.forever() {
         let Ok(known) = Signal::try_from(signal) else { continue };
@@ -255,8 +256,8 @@ fn forward(mut signals: Signals, receiver: &Mutex<Receiver>) {
     }
 }
 
-/// The signals to be sent on. One that is ignored (SIGHUP under nohup) stays so, in the command too: a handler would be reset
-/// to the default action by its exec.
+/// The signals to forward. An ignored one (SIGHUP under nohup) stays ignored, in the command too: a handler would be
+/// reset to the default action by its exec.
 fn not_ignored() -> Vec<i32> {
     let status = linux::text::text_of("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use translation::walk_counters::{Counting, NoCounters, Sampling, Target, Walks};
 
-/// How often samples are taken from their rings.
+/// Interval between reads of samples from their rings.
 const DRAIN: Duration = Duration::from_millis(20);
 
 /// Counters, and samples beside them.
@@ -51,7 +51,7 @@ impl Samples {
     fn take(mut sampling: Sampling) -> Self {
         let (told_to_end, end) = channel();
         let thread = thread::spawn(move || {
-            // The main thread says why rights were kept.
+            // The main thread reports why rights were kept.
             let _ = confine(Reads::Processes);
             while end.recv_timeout(DRAIN) == Err(RecvTimeoutError::Timeout) {
                 sampling.drain();

@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The lift that is asked for.
+/// The requested lift.
 fn policy(args: &StatArgs, kinds: &[Kind]) -> Policy {
     Policy { kinds: Kinds::of(kinds), pages: args.pages.unwrap_or(Pages::Auto), ..Policy::default() }
 }

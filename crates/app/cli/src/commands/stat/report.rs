@@ -27,7 +27,7 @@ pub struct CountedWalks {
     pub walks: Walks,
     /// The counts.
     pub counts: Counts,
-    /// The time of walks by samples of IBS, where the CPU has that and does not count it.
+    /// The time of walks by samples of IBS, if the CPU has IBS and does not count the time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampled: Option<SampledWalks>,
 }
@@ -51,7 +51,7 @@ pub struct Estimated {
     pub share: Walked,
 }
 
-/// Pages marked by page walks, and what follows.
+/// Pages marked by page walks, and the verdicts on them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Marks {
     /// The pages.
@@ -82,7 +82,7 @@ pub struct Report {
     pub coverage: Option<Outcome<Usage>>,
     /// Page walks, by kind of core.
     pub page_walks: Outcome<Vec<CountedWalks>>,
-    /// Their time, where it was to be estimated.
+    /// Their time, if an estimate was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub estimated: Option<Outcome<Estimated>>,
     /// Pages marked over time; `None` for the machine.
@@ -102,7 +102,7 @@ pub struct Comparison {
     pub plain: Report,
     /// The effect of the lift, and the measurement after it; or the reason why there is none.
     pub lifted: Outcome<Lifted>,
-    /// How a process that ran before was left; `None` for a command.
+    /// The final state of a process that ran before; `None` for a command.
     pub left: Option<Left>,
 }
 

@@ -1,5 +1,5 @@
-//! Rounds of clearing and counting the accessed marks of a process, spread over the time of a measurement: what `stat`,
-//! `doctor` and `inspect` know of the pages in use.
+//! Rounds of clearing and counting the accessed marks of a process, spread over the time of a measurement: the source
+//! of the pages in use for `stat`, `doctor` and `inspect`.
 
 use super::{Marks, Outcome};
 use crate::commands::status::explain;
@@ -15,7 +15,7 @@ const ROUNDS: u32 = 3;
 /// Share of the time of a measurement that rounds may take.
 const SHARE: f64 = 0.5;
 
-/// How often a round may be due.
+/// Interval between checks for a due round.
 const LOOK: Duration = Duration::from_millis(20);
 /// Longest time for which a process may have to wait for the map of its memory, unless another one is given.
 pub const USUAL_STALL: Duration = Duration::from_millis(50);
@@ -37,7 +37,7 @@ impl Watch {
         let (told_to_end, end) = channel();
         let thread = thread::spawn(move || {
             let _urgent = Urgency::raise();
-            // The main thread says why rights were kept.
+            // The main thread reports why rights were kept.
             let _ = confine(Reads::Processes);
             rounds.when_due();
             while end.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
@@ -48,7 +48,7 @@ impl Watch {
         Self { told_to_end, thread }
     }
 
-    /// Ends after the round that is being made, and says what all have shown.
+    /// Ends after the present round, and returns the result of all.
     pub fn finish(self, reach: &Reach) -> Outcome<Marks> {
         drop(self.told_to_end);
         match self.thread.join() {
@@ -72,9 +72,9 @@ pub struct Rounds {
 enum Plan {
     /// At this interval, over the time of the measurement.
     Apart(Duration),
-    /// For a command that was started then, and whose end is unknown: each round is twice as late as the one before,
-    /// and no longer than half of the time that the command has run. The start, in which a program behaves differently,
-    /// then has the short rounds, and a run of a second has a curve. None after the given time.
+    /// For a command that was started at `started`, and whose end is unknown: each round begins twice as late as the
+    /// one before, and lasts no longer than half of the time that the command has run. So the start, in which a program
+    /// behaves differently, has short rounds, and a run of a second has a curve. No round begins after `until`.
     Doubling { started: Instant, until: Option<Duration> },
 }
 
@@ -95,7 +95,7 @@ impl Rounds {
         Self::open_for("stat -p", pid, time, stall)
     }
 
-    /// Opens the process for one round; `command` is what a user repeats with more rights.
+    /// Opens the process for one round; `command` is the command for a user to repeat with more rights.
     pub fn open_for_one(command: &str, pid: i32, stall: Duration) -> Self {
         Self::open_for(command, pid, FOR_ONE_ROUND, stall)
     }

@@ -17,7 +17,7 @@ fn server(own: OwnPages) -> impl Fn(&mut Facts) {
     }
 }
 
-/// The number does not grow with what is resident, nor with what the pool has: the same advice holds until it is followed.
+/// The number depends neither on resident memory nor on the pool's pages: the same advice holds until it is followed.
 #[test]
 fn the_sum_comes_from_settings() {
     use Severity::{Advice, Note};

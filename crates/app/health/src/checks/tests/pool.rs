@@ -1,4 +1,4 @@
-//! Pools, and what limits them.
+//! Pools and their limits.
 
 use super::*;
 

@@ -58,7 +58,7 @@ fn numbers_of_each_state_in_words() {
     assert!(besides(36, 4 * MIB).ends_with(&format!("; a lift would add 4.0 MiB{options}")));
 }
 
-/// A lift of shared memory in place is no reason for more advice: the pool that a server asks for has become needless.
+/// A lift of shared memory in place is no reason for more advice: the pool that a server requests is no longer needed.
 #[test]
 fn a_lift_makes_no_verdict_worse() {
     let status = |huge: u64| {
@@ -70,7 +70,7 @@ fn a_lift_makes_no_verdict_worse() {
         let request = crate::Request::IfPossible;
         let source = crate::own_pages::USUAL.to_owned();
         program.own_pages = Some(crate::OwnPages { request, setting, source, buffers, command: None });
-        // smaps counts of a huge page what it maps, of base pages what was touched.
+        // smaps counts the mapped part of a huge page, and the touched base pages.
         running_of(&mut facts).shared = (huge.max(17 * MIB), huge);
         examine(&facts).exit_status()
     };
