@@ -24,7 +24,7 @@ const TEXT_SIZE: i32 = 16;
 /// Length by which the axis exceeds the quantiles of each series, as a share of their distance.
 const MARGIN: f64 = 0.08;
 
-/// A drawing, and what it could not show.
+/// A drawing, and the number of values that it does not show individually.
 pub(crate) struct Drawing {
     pub svg: String,
     /// Pairs beyond the axis, which are drawn at its end.

@@ -3,7 +3,7 @@
 /// The longest text that is shown, in characters; a longer one is cut in its middle.
 const MOST: usize = 320;
 
-/// Returns the text without what acts on its reader: control characters, and marks that hide text or change its direction.
+/// Returns the text without control characters, and without marks that hide text or change its direction.
 pub fn visible(text: &str) -> String {
     text.chars().map(visible_character).collect()
 }

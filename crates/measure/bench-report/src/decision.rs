@@ -20,7 +20,7 @@ pub struct Advice {
     pub headline: String,
     /// Its reason: one sentence, or several.
     pub reason: String,
-    /// The next command, or what to add to the last one.
+    /// The next command, or an addition to the last one.
     pub next: Option<String>,
     /// The kind of decision, for colours.
     pub class: &'static str,
@@ -202,7 +202,7 @@ fn toggled(record: &Record) -> Option<u32> {
     words.nth(1)?.parse().ok()
 }
 
-/// Where to look next, if code and read-only data gain nothing.
+/// The next memory to examine, if code and read-only data gain nothing.
 fn other_memory(record: &Record) -> Option<String> {
     (record.header.design == Design::Toggle).then(|| {
         let pid = toggled(record).map_or_else(|| "PID".to_owned(), |pid| pid.to_string());

@@ -54,7 +54,7 @@ pub fn markdown(sources: &[Source]) -> String {
     markdown::text(&sections)
 }
 
-/// How much a page shows.
+/// The amount of detail on a page.
 #[derive(Clone, Copy, Debug)]
 struct Detail {
     /// Pairs of a chart that are drawn each for itself; more are drawn in groups.
@@ -68,7 +68,7 @@ struct Detail {
 impl Detail {
     const FULL: Self = Self { points: 600, mappings: 240, rows: 40 };
 
-    /// True where every drawing counts.
+    /// True if few points are drawn, so that each drawing appears once only.
     fn is_short(self) -> bool {
         self.points < 100
     }

@@ -34,7 +34,7 @@ fn plain(text: &str) -> String {
         if joins {
             plain.push('\u{200b}');
         }
-        // At the beginning also what makes lists and headings: `-`, `1.`.
+        // At the beginning also the characters that make lists and headings: `-`, `1.`.
         let begins = plain.chars().all(|c| c.is_ascii_digit());
         let acts = matches!(
             c,

@@ -20,9 +20,10 @@ pub struct SwitchCost {
 /// CPU time of a program during a switch, in which most of its threads continue to work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CpuCost {
-    /// Seconds beyond what the work that was done during the switch takes when the program is plain, in the same block.
+    /// Seconds without the time that a plain program takes for the work done during the switch, in the same block.
     Beyond(Estimate),
-    /// Seconds, with that work: there are too few blocks, or the counter of work counts what a switch does, too. Median.
+    /// Seconds including that work: there are too few blocks, or the counter of work also counts actions of a switch.
+    /// Median.
     WithWork(f64),
 }
 

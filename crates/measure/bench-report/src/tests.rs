@@ -333,7 +333,7 @@ fn a_record_without_observations_is_shown_too() {
     assert!(markdown(&[source("old", old)]).contains("too few to say"));
 }
 
-/// The whole text of a record is somebody else's.
+/// All texts of a record are foreign.
 #[test]
 fn hostile_text_does_nothing() {
     const EVIL: &str = "</title></style></script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`|@root\n# x\u{202e}\u{1b}[2J";

@@ -32,7 +32,7 @@ pub(crate) struct Section {
     pub states: Vec<State>,
     pub machine: Vec<(&'static str, String)>,
     pub warnings: Vec<String>,
-    /// How it was measured, in sentences.
+    /// The method of the measurement, in sentences.
     pub method: Vec<String>,
     /// Notes on the answer: blocks that do not count, an early end.
     pub notes: Vec<String>,

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 /// Fewer blocks of each kind than this are not taken for an answer, however narrow its interval looks.
 const FEWEST: usize = 12;
-/// How long a command that failed is not yet taken for failed: a terminal interrupts it and this process at the same time.
+/// Time to wait before a failed command counts as failed: a terminal interrupts it and this process at the same time.
 pub(crate) const INTERRUPTION: Duration = Duration::from_millis(100);
 /// Minimum time between two computations of the answer, and the minimum factor between that time and the duration of a
 /// computation: a computation takes longer with each block, and no measurement takes place meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LOOKS_APART: u32 = 20;
-/// How often a wait looks whether it was interrupted.
+/// Interval between checks of a wait for an interruption.
 const SLICE: Duration = Duration::from_millis(20);
 
 /// Bounds of an experiment.
@@ -78,7 +78,7 @@ impl<'a> Conduct<'a> {
         }
     }
 
-    /// Tells from time to time how far it is, and returns why it should end now, if so.
+    /// Reports the progress from time to time, and returns the reason to end now, if there is one.
     pub(crate) fn after_block(&self, recorder: &Recorder, tell: &mut dyn FnMut(&Progress<'_>)) -> Option<Ended> {
         let elapsed = self.started.elapsed().as_secs_f64() / self.limits.time.as_secs_f64();
         if self.is_interrupted() {

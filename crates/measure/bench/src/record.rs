@@ -20,7 +20,7 @@ pub fn read(file: &File) -> io::Result<Record> {
     Record::parse(text).map_err(wrong)
 }
 
-/// Keeps a record in memory and, where asked for, in a file that holds each event as soon as it has happened.
+/// Keeps a record in memory and, if requested, in a file that contains each event as soon as it has happened.
 pub(crate) struct Recorder {
     record: Record,
     file: Option<File>,

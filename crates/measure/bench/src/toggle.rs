@@ -51,11 +51,11 @@ pub struct Done {
     pub pause: Duration,
     /// Stops of the program.
     pub stops: Stops,
-    /// Bytes on huge pages afterwards, where that is known. An arm that has none is left out.
+    /// Bytes on huge pages afterwards, if known. An arm that has none is left out.
     pub covered: Option<u64>,
     /// The effect of the lift, if it was one.
     pub lift: Option<Lift>,
-    /// It took several tries, between which the program was plain: its time and its CPU time are not those of a switch.
+    /// It took several tries, between which the program was plain: its time and its CPU time do not measure a switch.
     pub is_retried: bool,
 }
 
@@ -92,7 +92,7 @@ impl Done {
     }
 }
 
-/// How long windows are.
+/// Lengths of windows.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// One window.
@@ -101,7 +101,7 @@ pub struct Timing {
     pub settle: Duration,
 }
 
-/// The program, its work, and what is done with it.
+/// The program, its work, and the tools of the experiment.
 pub struct Subject<'a> {
     /// Its process. Its descendants count, too, if there are any at the beginning.
     pub pid: i32,
@@ -109,16 +109,17 @@ pub struct Subject<'a> {
     pub work: &'a mut dyn Counter,
     /// The switcher.
     pub switcher: &'a mut dyn Switcher,
-    /// How long windows are.
+    /// Lengths of windows.
     pub timing: Timing,
-    /// Says what has ended without which nothing can be measured: the server, or its load.
+    /// Fails if the server or its load, without which nothing can be measured, has ended; the error names it.
     pub check: &'a mut dyn FnMut() -> Result<(), String>,
 }
 
-/// Runs blocks until an end is reached, and leaves the program plain. A failure ends it, too: what was measured is kept.
+/// Runs blocks until an end is reached, and leaves the program plain. A failure also ends it: the measurements so far
+/// are kept.
 ///
 /// # Errors
-/// [`ExperimentError`] where nothing can be measured, or the record cannot be written.
+/// [`ExperimentError`] if nothing can be measured, or the record cannot be written.
 pub fn run(
     subject: Subject<'_>,
     header: Header,
@@ -231,7 +232,7 @@ struct Toggle<'s, 'l> {
     blocks: Blocks,
     /// A switch of this block was refused at first.
     was_refused: bool,
-    /// The arm through which the control of this block goes.
+    /// The arm that the control of this block switches to and back.
     through: Option<usize>,
     /// Stops of the program by all switches, repeated ones included.
     stops: Stops,
@@ -474,13 +475,13 @@ impl Toggle<'_, '_> {
     }
 }
 
-/// The latencies of a block, where all of its windows have them.
+/// The latencies of a block, if all of its windows have them.
 pub(crate) fn latencies_of_all(windows: [Option<Latency>; WINDOWS]) -> Option<[Latency; WINDOWS]> {
     let all: Vec<Latency> = windows.into_iter().flatten().collect();
     all.try_into().ok()
 }
 
-/// The counters of a block, where all of its windows have them.
+/// The counters of a block, if all of its windows have them.
 pub(crate) fn counters_of_all(windows: &[Option<Counters>; WINDOWS]) -> Option<[Counters; WINDOWS]> {
     let known: Vec<Counters> = windows.iter().copied().flatten().collect();
     known.try_into().ok()

@@ -14,7 +14,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 use translation::walk_counters::Target;
 
-/// How long what was killed may take to end.
+/// Time that killed processes may take to end.
 const TO_END: Duration = Duration::from_secs(20);
 /// The interval for checks.
 const LOOK: Duration = Duration::from_millis(10);
@@ -26,8 +26,7 @@ pub(crate) fn targets(processes: &[i32]) -> impl Iterator<Item = Target> {
     processes.iter().map(move |&pid| if is_alone { Target::Process(pid) } else { Target::ProcessWithChildren(pid) })
 }
 
-/// A process and those of its descendants that execute the same program, as far as they are visible; the process is
-/// first.
+/// A process and its visible descendants that execute the same program; the process is first.
 pub fn of_one_program(root: i32) -> Vec<i32> {
     let program = |pid: i32| fs::read_link(format!("/proc/{pid}/exe")).ok();
     let of_root = program(root);

@@ -1,4 +1,4 @@
-//! Page walks, counted by the CPU in the windows of each state, where that is asked for and possible.
+//! Page walks, counted by the CPU in the windows of each state, if requested and possible.
 
 use measure::record::{Event, Figure, Header, WalkFigures};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 use translation::walk_counters::{Counting, Counts, Measured, Samples, Sampling, Target, Walks};
 
-/// How often samples are taken from their rings, which fill within some 50 ms.
+/// Interval between reads of samples from their rings, which fill within some 50 ms.
 const DRAIN: Duration = Duration::from_millis(20);
 
 /// The counts in each state so far; plain is `None`.
@@ -19,7 +19,7 @@ pub(crate) struct WalkTally {
     not_counted: Option<String>,
 }
 
-/// Counts until some moment, and the samples of AMD's IBS where the CPU counts walks but not their time.
+/// Counts until some moment, and the samples of AMD's IBS if the CPU counts walks but not their time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reading {
     counts: Vec<Counts>,
@@ -105,7 +105,7 @@ impl WalkTally {
         }
     }
 
-    /// Adds what a meter has counted between two readings.
+    /// Adds a meter's counts between two readings.
     pub(crate) fn add(&mut self, arm: Option<usize>, before: &Reading, after: &Reading) {
         let counted = after.since(before);
         let all = self.states.entry(arm).or_default();

@@ -2,7 +2,7 @@
 //!
 //! A short run depends on what the run before it has left in the caches. Plain runs are the most frequent, so that they would
 //! find more of their program there: among copies of one file that run for 2 ms, each an arm, the plain one was 1 to 4 % faster.
-//! Where the kind changes, a short run is therefore made twice, and the second one is measured.
+//! If the kind changes, a short run is therefore made twice, and the second one is measured.
 //!
 //! A lift leaves the program's files in huge folios of the page cache, from which plain runs are huge, too. A cold plain run
 //! is made after its files were dropped from the page cache, and after a run that reads them again and does not count.
@@ -54,7 +54,7 @@ pub struct Observed<'a> {
 /// The first run of each kind that lasts long enough is observed.
 ///
 /// # Errors
-/// [`ExperimentError`] where the record cannot be written.
+/// [`ExperimentError`] if the record cannot be written.
 pub fn run(
     command: &mut MakeCommand<'_>,
     observed: Observed<'_>,
@@ -109,7 +109,7 @@ struct Runs<'c, 'f, 'l> {
     files: Vec<PathBuf>,
     conduct: Conduct<'l>,
     recorder: Recorder,
-    /// Where a lifted run writes its report.
+    /// The file for the report of a lifted run.
     report: PathBuf,
     /// The kind of each run that was observed; [`LOOKS`] times after a success.
     looks: Vec<Option<usize>>,
@@ -314,7 +314,7 @@ struct Run {
     window: Window,
     counters: Counters,
     seen: Option<Observation>,
-    /// Files that it mapped, if these were asked for.
+    /// Files that it mapped, if requested.
     files: Vec<PathBuf>,
 }
 
@@ -340,7 +340,7 @@ fn one_run(mut command: Command, conduct: &Conduct<'_>, mut looker: Option<Looke
     Ok(Run { window, counters, seen, files })
 }
 
-/// How a run ended, and when.
+/// The result of a run, and the time of its end.
 struct End {
     is_success: bool,
     status: String,
@@ -424,7 +424,7 @@ mod tests {
         assert!(blocks.iter().flat_map(|block| block.windows).all(|window| window.work == 1.0 && window.wall > 0.0));
     }
 
-    /// The kinds of all runs, in order, where runs below this time are short; and the number of blocks.
+    /// The kinds of all runs, in order, if runs below this time are short; and the number of blocks.
     fn kinds_of_runs(short: Duration) -> (Vec<Option<usize>>, usize) {
         let header =
             Header::new(Design::Runs, "true".to_owned(), vec!["arm".to_owned()], "runs".to_owned(), Per::Second, 1);

@@ -27,10 +27,10 @@ pub enum EstimateError {
     NoPlugin {
         /// Its file name.
         name: &'static str,
-        /// Where pagelift is.
+        /// Pagelift's folder.
         folder: PathBuf,
     },
-    /// QEMU did not come as far as the program.
+    /// QEMU ended before it started the program.
     #[error(
         "{qemu} ended before the trace began ({status}); found: its message above; needed: a {qemu} with plugins, such as \
          Debian's package qemu-user, not qemu-user-static, and an ELF file for this machine"
@@ -41,7 +41,7 @@ pub enum EstimateError {
         /// Exit status.
         status: String,
     },
-    /// The program came to its end in what is to be skipped.
+    /// The program ended within the skipped part.
     #[error(
         "the program ended ({status}) after {found} traced instructions, of which the first {warm_up} only fill the TLBs; \
          fix: a smaller --skip, --after or --warm-up"

@@ -2,7 +2,7 @@
 //! pages that it touches, and the TLBs of a CPU are simulated once for today's pages and once for the planned pages.
 //!
 //! The trace is read while it is made and never stored. Its addresses are QEMU's; addresses in an object are translated
-//! to those of the planned process by path and address in the file (`places`).
+//! to addresses of the planned process by path and address in the file (`places`).
 #![deny(unsafe_code)]
 
 mod error;

@@ -11,7 +11,7 @@ pub const VARIANTS: usize = 3;
 /// Transparent huge pages of anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transparent {
-    /// Their size; `None` where the kernel has none.
+    /// Their size; `None` if the kernel has none.
     pub size: Option<PageSize>,
     /// The kernel gives them to every process without being asked (`enabled` is `always`).
     pub always: bool,
@@ -35,9 +35,9 @@ const OF_TODAY: u64 = 1 << 50;
 impl PageSizes {
     /// The pages that contain `address`: plain, lifted, lifted with the heap.
     ///
-    /// Today's pages are those of a running process, by object and address in its file; without a process they are base
-    /// pages. Anonymous memory is on huge pages if the kernel uses them for all memory, and then only in whole huge
-    /// pages of its mapping.
+    /// Today's pages are the pages of a running process, by object and address in its file; without a process they are
+    /// base pages. Anonymous memory is on huge pages if the kernel uses them for all memory, and then only in whole
+    /// huge pages of its mapping.
     pub fn pages(&self, address: Address, place: &Place<'_>) -> [Translation; VARIANTS] {
         let plain = numbered(address, self.base, 0);
         let transparent = self.transparent_page(address, place);

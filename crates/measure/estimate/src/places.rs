@@ -87,7 +87,7 @@ pub struct Places {
     space: AddressSpace,
     objects: Vec<TracedObject>,
     base_page: Option<PageSize>,
-    /// Where the first object, the executable, ends: brk(2) begins there.
+    /// End of the first object, the executable: brk(2) begins there.
     end_of_executable: Option<Address>,
     stack: Option<Address>,
 }

@@ -63,7 +63,7 @@ impl ProcessMaps {
 
     fn read(&mut self, base_page: PageSize) {
         self.changed = RangeSet::new();
-        // A process that has ended has no maps: what was read last is still right for the rest of its trace.
+        // A process that has ended has no maps: the last maps are still right for the rest of its trace.
         let Some(space) = self.files.maps().ok().filter(|space| !space.mappings().is_empty()) else { return };
         let images = &mut self.images;
         let image_of = |path: &str| images.entry(path.to_owned()).or_insert_with(|| read_image(path)).clone();

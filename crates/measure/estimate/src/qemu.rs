@@ -18,7 +18,7 @@ use tempfile::TempDir;
 /// Passed to the plugin before QEMU checks its version; not visible to the program.
 const VERSION_VARIABLE: &str = "PAGELIFT_QEMU_PLUGIN_VERSION";
 
-/// How often a wait looks whether it still makes sense.
+/// Interval between checks that a wait still makes sense.
 const LOOK: Duration = Duration::from_millis(50);
 /// The time that the program has to end by SIGTERM.
 const TO_END: Duration = Duration::from_secs(10);
@@ -160,7 +160,7 @@ impl Traced {
         Ok(())
     }
 
-    /// Ends the program, where it has not ended, and says how.
+    /// Ends the program, if it still runs, and returns its status.
     pub fn end(mut self) -> String {
         self.ended().map_or_else(|error| error.to_string(), |status| status.to_string())
     }

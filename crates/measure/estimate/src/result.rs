@@ -26,7 +26,7 @@ pub struct Side {
     pub walks: u64,
 }
 
-/// Page walks by what was accessed.
+/// Page walks by the kind of accessed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WalksOfKind {
     /// The kind.
@@ -58,7 +58,7 @@ pub struct Variant {
     pub code: Side,
     /// Loads and stores.
     pub data: Side,
-    /// Walks by what was accessed; only kinds with walks.
+    /// Walks by the kind of accessed memory; only kinds with walks.
     pub walks: Vec<WalksOfKind>,
 }
 

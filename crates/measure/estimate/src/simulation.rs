@@ -20,7 +20,7 @@ const REMEMBERED: usize = 1 << 16;
 /// Kinds, as indexes of counters.
 const KINDS: usize = Kind::ALL.len();
 
-/// A page and what holds it in each variant.
+/// A page and its translation in each variant.
 #[derive(Clone, Copy)]
 struct Located {
     page: u64,
@@ -50,10 +50,10 @@ struct Counts {
     walks: [[[u64; 2]; KINDS]; VARIANTS],
 }
 
-/// How the slice ended.
+/// The end of the slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// All instructions that were asked for.
+    /// All requested instructions.
     Full,
     /// Before that.
     Early,

@@ -34,10 +34,10 @@ impl<'a, R: Read> Stream<'a, R> {
         Self { from, interrupted, bytes: vec![0; (LONGEST_BLOCK + 1) * WORD], begun: false }
     }
 
-    /// Reads on.
+    /// Reads the next part.
     ///
     /// # Errors
-    /// [`EstimateError::Form`] for what is no trace, and the kernel's.
+    /// [`EstimateError::Form`] for input that is no trace, and errors of the kernel.
     pub fn next(&mut self) -> Result<Next, EstimateError> {
         if !self.begun {
             return Ok(match self.words(2)? {

@@ -1,4 +1,4 @@
-//! The page sizes of a process that runs: what is on huge pages today.
+//! The present page sizes of a running process.
 
 use crate::plan::{PlannedObject, PlannedPages};
 use address_space::{AddressRange, LoadedObject, MappingName, MappingUsage, PageSize};

@@ -45,8 +45,8 @@ fn entries(arrays: &[ArrayShape], shift: u8) -> usize {
     arrays.iter().filter(|array| array.sizes.has(shift)).map(|array| array.entries).sum()
 }
 
-/// Entries for small and huge pages of the first level for data and of the second level. CPUID describes both on all dumps.
-/// Leaf 2 halves the first level for code where two threads share it.
+/// Entries for small and huge pages of the first level for data and of the second level. CPUID describes both on all
+/// dumps. Leaf 2 halves the first level for code if two threads share it.
 fn sizes(geometry: &Geometry) -> Vec<usize> {
     let (first, second) = match &geometry.second {
         Second::Shared(arrays) => (arrays, arrays),

@@ -20,7 +20,7 @@ pub struct VariantSpec<'a> {
 }
 
 impl<'a> VariantSpec<'a> {
-    /// A variant that is started by what `command` gives for each generation.
+    /// A variant; `command` makes its command for each generation.
     pub fn new(name: impl Into<String>, command: impl FnMut(u32) -> Command + 'a) -> Self {
         Self { name: name.into(), command: Box::new(command) }
     }
@@ -35,7 +35,7 @@ pub enum Stop {
     Rounds(u32),
 }
 
-/// How to measure. Variant 0 is the one by which the length of bursts is set.
+/// Options of a run. Variant 0 sets the length of bursts.
 pub struct BurstRun<'a> {
     /// The variants.
     pub variants: Vec<VariantSpec<'a>>,
@@ -277,7 +277,7 @@ pub(crate) fn stop_if_interrupted(observer: &dyn Observer) -> Result<(), Measure
     if observer.is_interrupted() { Err(MeasureError::Interrupted) } else { Ok(()) }
 }
 
-/// How far a run has come.
+/// The progress of a run.
 pub(crate) struct State {
     pub(crate) series: BurstSeries,
     /// Gives each burst its work.

@@ -46,8 +46,8 @@ pub enum Verdict {
 }
 
 impl Comparison {
-    /// The verdict. `null` is the comparison of the baseline with another process of the same kind, where there is one:
-    /// a difference not greater than the far end of its interval is not called a difference.
+    /// The verdict. `null` is the comparison of the baseline with another process of the same kind, if there is one: a
+    /// difference not greater than the far end of its interval is not called a difference.
     pub fn verdict(&self, null: Option<&Comparison>) -> Verdict {
         let floor = null.map_or(0.0, |n| n.ratio.low.ln().abs().max(n.ratio.high.ln().abs()));
         let centre = self.ratio.centre.ln();
@@ -80,7 +80,7 @@ struct Pair {
     variant_first: bool,
 }
 
-/// Compares `variant` with `baseline` on `workload`; `None` where there are too few whole blocks for an interval
+/// Compares `variant` with `baseline` on `workload`; `None` if there are too few whole blocks for an interval
 /// or the clock was not read. The seed steers only the resampling.
 pub fn compare(
     samples: &[Sample],

@@ -177,7 +177,7 @@ mod tests {
         decide(&answer, &[facts], 300.0).unwrap().verdict
     }
 
-    /// The time that is asked for is about 26 minutes: four times five, and the margin.
+    /// The requested time is about 26 minutes: four times five, and the margin.
     fn is_about_26(verdict: Verdict) -> bool {
         let Verdict::CannotTell(Doubt::TooShort(Some(seconds))) = verdict else { panic!("{verdict:?}") };
         (25.0..28.0).contains(&(seconds / 60.0))
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn a_longer_time_is_computed_from_the_widths() {
         let plain = ArmFacts::default();
-        // Half widths of 2 % where 1 % is wanted: four times the time, and a margin.
+        // Half widths of 2 % if 1 % is wanted: four times the time, and a margin.
         assert!(is_about_26(of(arm(0.98, 1.0, 1.02), QUIET, plain)));
         // The control decides if it is wider.
         assert!(is_about_26(of(arm(0.997, 1.0, 1.003), (0.98, 1.0, 1.02), plain)));
@@ -234,7 +234,7 @@ mod tests {
         assert!(is_about_26(of(few(3), QUIET, plain)));
     }
 
-    /// The control resolves 3.5 %, so no difference is found, but the arm's interval begins above what is worth it.
+    /// The control resolves 3.5 %, so no difference is found, but the arm's interval begins above the worthwhile gain.
     #[test]
     fn a_gain_that_only_the_control_hides_is_measured_for_longer() {
         let verdict = of(arm(1.015, 1.03, 1.045), (0.966, 0.993, 1.02), ArmFacts::default());

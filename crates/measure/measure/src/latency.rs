@@ -1,4 +1,4 @@
-//! How long requests wait for their answers: what a window says, and what blocks of windows say of an arm.
+//! Waiting times of requests: the values of a window, and the result of an arm's blocks of windows.
 //!
 //! - **Value of a block**: the logarithm of the ratio of the 99th percentiles, treated over plain, each the geometric mean of
 //!   two windows.
@@ -28,7 +28,7 @@ impl Latency {
     pub fn of(mut times: Vec<Duration>) -> Option<Self> {
         let last = times.len().checked_sub(1)?;
         let mut at = |hundredths: usize| {
-            // The smallest time that so many of the requests did not exceed.
+            // The smallest time that this number of requests did not exceed.
             let place = (times.len() * hundredths).div_ceil(100).saturating_sub(1).min(last);
             times.select_nth_unstable(place).1.as_secs_f64()
         };
@@ -48,7 +48,7 @@ pub struct BlockLatency {
 }
 
 impl BlockLatency {
-    /// The logarithm of the ratio of the 99th percentiles, treated over plain. `None` where a time is none.
+    /// The logarithm of the ratio of the 99th percentiles, treated over plain. `None` if a time is none.
     pub fn value(&self) -> Option<f64> {
         let of = |wanted: bool| -> f64 {
             let windows = self.windows.iter().zip(self.block.treated()).filter(|(_, treated)| *treated == wanted);

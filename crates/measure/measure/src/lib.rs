@@ -1,13 +1,14 @@
-//! Paired measurement: which of two (or more) ways to run the same work is faster, and how sure is that?
+//! Paired measurement: which of two (or more) ways to run the same work is faster, and with what confidence.
 //!
 //! Machines drift by tens of percent within seconds, so two runs one after the other show nothing. Here the variants
 //! run side by side and take turns in bursts of a few milliseconds; only the ratio of adjacent bursts is used. Every
 //! sample is kept and goes into the report.
 //!
-//! The parts that decide are pure: [`schedule`] (who is next), [`sample`], [`statistics`] and [`comparison`] (what the
-//! samples say), [`toggle`] (one program in two states), [`decision`] (what to do), [`sequential`] (when to stop),
-//! [`machine`] (what may spoil a measurement), [`record`] (samples, as a file has them), [`protocol`] (the words between runner and worker) and
-//! [`report`]. They do no I/O. The parts that act are [`machine_check`], [`worker`], [`burst_run`] and [`start_up`].
+//! The parts that decide are pure: [`schedule`] (the next variant), [`sample`], [`statistics`] and [`comparison`]
+//! (results from samples), [`toggle`] (one program in two states), [`decision`] (the advice), [`sequential`] (the time
+//! to stop), [`machine`] (disturbances of a measurement), [`record`] (samples, as a file has them), [`protocol`] (the
+//! words between runner and worker) and [`report`]. They do no I/O. The parts that act are [`machine_check`],
+//! [`worker`], [`burst_run`] and [`start_up`].
 #![forbid(unsafe_code)]
 
 mod alone_run;
@@ -66,7 +67,7 @@ pub enum MeasureError {
     Silent {
         /// The variant's name.
         variant: String,
-        /// How long the runner waited.
+        /// Seconds that the runner waited.
         seconds: u64,
     },
     /// A variant sent a line that is not in the protocol, or reported an error.
@@ -99,7 +100,7 @@ pub enum MeasureError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The observer asked for the end.
+    /// The observer requested the end.
     #[error("the measurement was interrupted")]
     Interrupted,
     /// The run was set up in a way that measures nothing.

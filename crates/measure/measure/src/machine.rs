@@ -25,11 +25,11 @@ pub struct MachineFacts {
     pub available_bytes: Option<u64>,
     /// Mode of transparent huge pages: always, madvise or never.
     pub thp_enabled: Option<String>,
-    /// How hard a fault tries for a transparent huge page.
+    /// The effort of a fault for a transparent huge page.
     pub thp_defrag: Option<String>,
     /// Pools of the machine.
     pub pools: Vec<PoolFacts>,
-    /// Frequency governors in use, each once; empty where frequency is not ours to see.
+    /// Frequency governors in use, each once; empty if the frequency is not visible here.
     pub governors: Vec<String>,
     /// Share of the CPUs' time that other programs used while no program of ours ran, 0 to 1; absent if unknown.
     pub other_load: Option<f64>,
@@ -73,7 +73,7 @@ impl CpuTimes {
         })
     }
 
-    /// Shares of busy and of stolen time since `earlier`; `None` where no tick has passed.
+    /// Shares of busy and of stolen time since `earlier`; `None` if no tick has passed.
     pub fn shares_since(self, earlier: Self) -> Option<(f64, f64)> {
         let total = self.total.checked_sub(earlier.total).filter(|&t| t > 0)? as f64;
         let idle = self.idle.saturating_sub(earlier.idle) as f64;

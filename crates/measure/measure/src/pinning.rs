@@ -4,16 +4,16 @@ use crate::MeasureError;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// The last CPU that this process may use: the first ones serve most interrupts. `None` where it cannot be seen.
+/// The last CPU that this process may use: the first ones serve most interrupts. `None` if it cannot be seen.
 pub fn last_usable_cpu() -> Option<usize> {
     let set = sched_getaffinity(Pid::from_raw(0)).ok()?;
     (0..CpuSet::count()).rev().find(|&cpu| set.is_set(cpu).unwrap_or(false))
 }
 
-/// Runs `action` with this thread bound to `cpu`, so that what it starts is born there, and undoes it.
+/// Runs `action` with this thread bound to `cpu`, so that its processes start there, and unbinds the thread.
 ///
 /// # Errors
-/// [`MeasureError::Pin`], or what `action` gave.
+/// [`MeasureError::Pin`], or the error of `action`.
 pub fn born_on<T>(cpu: Option<usize>, action: impl FnOnce() -> Result<T, MeasureError>) -> Result<T, MeasureError> {
     let Some(cpu) = cpu else { return action() };
     let this_thread = Pid::from_raw(0);

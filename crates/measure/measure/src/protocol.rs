@@ -6,20 +6,20 @@
 //! worker:  done 10231004 10228911 1f00ab           wall and CPU nanoseconds, checksum in hexadecimal
 //! ```
 //!
-//! A worker that cannot do what is asked answers `error` and a sentence. It ends when its input ends.
+//! A worker that cannot serve a request answers `error` and a sentence. It ends when its input ends.
 
 /// Version of the protocol that this crate speaks.
 pub const VERSION: u32 = 1;
 const GREETING: &str = "pagelift-worker";
 
-/// A burst of work, asked for by the runner.
+/// A burst of work, requested by the runner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Burst {
     /// Name of the workload.
     pub workload: String,
     /// Steps to run under the clock.
     pub steps: u64,
-    /// Steps to run before the clock starts, to bring back what the other variant pushed out of the caches.
+    /// Steps to run before the clock starts, to refill the caches after the other variant.
     pub lead_in: u64,
     /// Seed of the work: the same seed gives the same checksum in every variant.
     pub seed: u64,
@@ -49,7 +49,7 @@ impl Burst {
         format!("burst {} {} {} {}", self.workload, self.steps, self.lead_in, self.seed)
     }
 
-    /// Parses a line; `None` where it is not a burst.
+    /// Parses a line; `None` if it is not a burst.
     pub fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         if words.next()? != "burst" {
@@ -75,7 +75,7 @@ impl Answer {
         }
     }
 
-    /// Reads a line; the error is a sentence that says what is wrong with it.
+    /// Reads a line; the error is a sentence that names the defect.
     ///
     /// # Errors
     /// A line that is not in the protocol, or a greeting of another version.

@@ -16,7 +16,7 @@ pub struct BenchmarkReport {
     pub version: u32,
     /// The machine, as it was just before.
     pub machine: MachineFacts,
-    /// Warnings about what may have disturbed the measurement.
+    /// Warnings about possible disturbances of the measurement.
     pub warnings: Vec<String>,
     /// The measurements.
     pub series: Vec<Series>,
@@ -38,7 +38,7 @@ pub struct Series {
     pub workloads: Vec<WorkloadFacts>,
     /// The CPU on which all ran; absent if they were free.
     pub cpu: Option<usize>,
-    /// How the statistics were made, in words.
+    /// The statistical method, in words.
     pub method: String,
     /// The clock by which variants are compared: the wall clock, unless other programs made bursts wait.
     pub clock: Clock,
@@ -79,7 +79,7 @@ pub struct WorkloadFacts {
 pub struct Skipped {
     /// The name.
     pub name: String,
-    /// Why, and what would fix it.
+    /// The reason, and the fix.
     pub reason: String,
 }
 
@@ -90,7 +90,7 @@ impl BenchmarkReport {
         Self { version: REPORT_VERSION, machine, warnings, series: Vec::new(), skipped: Vec::new() }
     }
 
-    /// Records what is left out.
+    /// Records an omitted part.
     pub fn skip(&mut self, name: impl Into<String>, reason: impl Into<String>) {
         self.skipped.push(Skipped { name: name.into(), reason: reason.into() });
     }
@@ -146,7 +146,7 @@ impl Series {
     }
 }
 
-/// How the samples were taken and used, for people who read the report.
+/// The use of the samples in words, for readers of the report.
 fn method_in_words(samples: &[Sample]) -> String {
     let warm_ups = samples.iter().filter(|s| s.warm_up).count();
     let generations = samples.iter().map(|s| s.generation + 1).max().unwrap_or(0);

@@ -35,12 +35,12 @@ pub struct Sample {
 pub enum Clock {
     /// The wall clock.
     Wall,
-    /// CPU time of the process: what other programs on the same CPU take is not in it.
+    /// CPU time of the process, without the time of other programs on the same CPU.
     Cpu,
 }
 
 impl Sample {
-    /// The sample's time by `clock`, in nanoseconds; `None` where that clock was not read.
+    /// The sample's time by `clock`, in nanoseconds; `None` if that clock was not read.
     pub fn nanoseconds(&self, clock: Clock) -> Option<u64> {
         match clock {
             Clock::Wall => Some(self.wall_nanoseconds),
@@ -49,11 +49,11 @@ impl Sample {
     }
 }
 
-/// Above this share of waiting, CPU time says more of the variants than the wall clock.
+/// Above this share of waiting, CPU time describes the variants better than the wall clock.
 const NOTABLE_WAITING: f64 = 0.02;
 
 /// The share of the bursts' wall time in which their processes did not run, for example because others had the CPU.
-/// `None` where the CPU clock was not read for every burst that counts.
+/// `None` if the CPU clock was not read for every burst that counts.
 pub fn waiting_share(samples: &[Sample]) -> Option<f64> {
     let (mut wall, mut cpu) = (0u128, 0u128);
     for sample in samples.iter().filter(|sample| !sample.warm_up) {
@@ -63,8 +63,8 @@ pub fn waiting_share(samples: &[Sample]) -> Option<f64> {
     (wall > 0).then(|| (wall.saturating_sub(cpu)) as f64 / wall as f64)
 }
 
-/// The clock to compare by: the wall clock, which is what people wait by, unless the bursts waited notably for others
-/// and their CPU time is known.
+/// The clock for comparisons: the wall clock, which users observe, unless the bursts waited notably for others and
+/// their CPU time is known.
 pub fn fitting_clock(samples: &[Sample]) -> Clock {
     match waiting_share(samples) {
         Some(share) if share > NOTABLE_WAITING => Clock::Cpu,

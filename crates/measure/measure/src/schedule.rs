@@ -1,6 +1,6 @@
 //! The schedule of a run.
 //!
-//! In a round every variant runs once. Rounds come in pairs: a random order, then its reverse. For two variants that is
+//! In each round every variant runs once. Rounds come in pairs: a random order, then its reverse. Two variants give
 //! ABBA or BAAB, drawn at random. A linear drift over the four bursts, and the effect of going first, cancel exactly in
 //! the mean of the two log ratios; periodic disturbances meet a random order.
 

@@ -1,10 +1,10 @@
 //! The exact signed-rank test (Wilcoxon, 1945): is the centre of symmetric values zero?
 
-/// Above so many values the distribution is taken as normal, with the variance that ties leave.
+/// Above this number of values the distribution is taken as normal, with the variance that ties leave.
 const EXACT: usize = 400;
 
-/// The two-sided probability of ranks at least as one-sided as these, where the centre is zero. Zeros are dropped, and equal
-/// sizes share their ranks' mean. `None` without a value that is not zero.
+/// The two-sided probability of ranks at least as one-sided as these, if the centre is zero. Zeros are dropped, and
+/// equal sizes share their ranks' mean. `None` without a value that is not zero.
 pub fn signed_rank(values: &[f64]) -> Option<f64> {
     let mut values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite() && *value != 0.0).collect();
     values.sort_by(|a, b| a.abs().total_cmp(&b.abs()));

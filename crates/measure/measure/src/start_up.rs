@@ -21,7 +21,7 @@ pub struct TimedVariant<'a> {
 }
 
 impl<'a> TimedVariant<'a> {
-    /// A timed variant that is measured by what `run` returns.
+    /// A timed variant; `run` returns each time.
     pub fn new(name: impl Into<String>, run: impl FnMut() -> Result<Duration, MeasureError> + 'a) -> Self {
         Self { name: name.into(), run: Box::new(run) }
     }
@@ -34,10 +34,10 @@ impl<'a> TimedVariant<'a> {
     }
 }
 
-/// Runs a command, without input and with its output thrown away, and gives the time from its start to its end.
+/// Runs a command, without input and with its output discarded, and returns the time from its start to its end.
 ///
 /// # Errors
-/// [`MeasureError::Start`], or [`MeasureError::Died`] where it ends without success.
+/// [`MeasureError::Start`], or [`MeasureError::Died`] if it ends without success.
 pub fn time_to_exit(variant: &str, mut command: Command) -> Result<Duration, MeasureError> {
     let failed = |source| MeasureError::Start { variant: variant.to_owned(), source };
     command.stdin(Stdio::null()).stdout(Stdio::null());

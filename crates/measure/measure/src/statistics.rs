@@ -7,13 +7,13 @@
 //! - **Centre**: the 20 % trimmed mean of the block values (a fifth is cut off at each end). Bursts that were
 //!   interrupted are in the tails and have no weight, while quiet values are used better than by a median.
 //! - **Interval, four generations or more**: the centre is the mean of the generations' trimmed means, and the interval
-//!   is Student's t interval over them. It holds what differs from process to process.
+//!   is Student's t interval over them. It includes the differences from process to process.
 //! - **Interval, fewer generations**: the wider, at each end, of two. A circular block bootstrap (Politis and Romano, 1992)
 //!   of the trimmed mean over all blocks in time order, 2,000 resamples of runs of ⌈n^⅓⌉ neighbours, percentile interval:
 //!   neighbours are drawn together because slow drift makes them alike. And Student's t interval of the trimmed mean from
 //!   the winsorised variance (Tukey and McLaughlin, 1963): of few blocks the percentile interval alone is too narrow (it
 //!   held the truth in 83 of 100 simulated runs of six blocks, 88 of twelve, 94 of sixty; the wider of both in 95 to 97).
-//!   Neither holds what differs from process to process.
+//!   Neither includes the differences from process to process.
 //! - **Beside it**: the median with the interval that the sign test gives (order statistics of the binomial with one
 //!   half), which assumes nothing about the shape of the distribution.
 //!
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 /// The confidence of every interval here.
 pub const CONFIDENCE: f64 = 0.95;
-/// With fewer blocks no interval is given: the sign test cannot reach 95 % with fewer than six values.
+/// Fewer blocks give no interval: the sign test cannot reach 95 % with fewer than six values.
 pub const FEWEST_BLOCKS: usize = 6;
 /// With at least this many generations the interval is computed over generations.
 pub const GENERATIONS_FOR_T: usize = 4;
@@ -40,7 +40,7 @@ pub struct BlockValue {
     pub value: f64,
 }
 
-/// How an interval was found.
+/// The method of an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
@@ -61,7 +61,7 @@ pub struct Estimate {
     pub high: f64,
     /// Confidence of the interval, 0.95.
     pub confidence: f64,
-    /// How the interval was found.
+    /// The method of the interval.
     pub method: Method,
     /// Median of all blocks.
     pub median: f64,
@@ -357,7 +357,7 @@ mod tests {
         assert!(mean == 2.5 && (half_width - 2.053_97).abs() < 1e-4, "{mean} {half_width}");
     }
 
-    /// For values that are symmetric about a centre the interval is, too.
+    /// The interval of symmetric values is symmetric, too.
     #[test]
     fn the_bootstrap_leaves_as_much_out_above_as_below() {
         let mut random = Random::new(3);

@@ -1,4 +1,5 @@
-//! One program, switched between two states in place, or servers side by side: who is next, and what the windows say.
+//! One program, switched between two states in place, or servers side by side: the order of states, and the result of
+//! the windows.
 //!
 //! A *window* is a stretch of time in one state. A *block* is four windows, plain, switched, switched, plain or the
 //! other way round, so that steady drift cancels. In a *control* block the two inner windows are plain, too, but after
@@ -39,11 +40,11 @@ fn is_zero(value: &f64) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Per {
-    /// CPU time of the process: what a unit costs, at whatever load.
+    /// CPU time of the process: the cost of a unit, at whatever load.
     CpuSecond,
     /// Time: throughput, of a program that is always busy.
     Second,
-    /// CPU cycles that a PMU counts: what is hardly changed by how fast a CPU is clocked.
+    /// CPU cycles that a PMU counts: hardly changed by the clock rate of a CPU.
     Cycle,
 }
 
@@ -75,7 +76,7 @@ fn is_first(start: &u32) -> bool {
 }
 
 impl Measured {
-    /// The logarithm of the ratio of work per cost, treated over plain. `None` where nothing was done or a counter went
+    /// The logarithm of the ratio of work per cost, treated over plain. `None` if nothing was done or a counter went
     /// backwards.
     pub fn value(&self, per: Per) -> Option<f64> {
         let sum = |treated: bool, of: &dyn Fn(&Window) -> f64| -> Option<f64> {
@@ -155,7 +156,7 @@ impl Answer {
         Self { needs_starts: true, ..self }
     }
 
-    /// The starts that an arm and its control have, where they are too few to claim anything.
+    /// The number of starts of an arm and its control, if they are too few to claim anything.
     pub fn starts_if_too_few(&self, arm: usize) -> Option<usize> {
         let both = [self.arms.get(arm)?.ratio?, self.control.ratio?];
         let starts = both.map(|ratio| ratio.generations).into_iter().min();
@@ -207,7 +208,7 @@ impl Answer {
     }
 }
 
-/// How far an interval reaches from 1, as a share.
+/// The distance of an interval's far end from 1, as a share.
 fn far_end(ratio: &Estimate) -> f64 {
     ratio.low.ln().abs().max(ratio.high.ln().abs()).exp_m1()
 }

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// How long a worker whose input has ended may take to end by itself.
+/// Time that a worker whose input has ended may take to end by itself.
 const TIME_TO_END: Duration = Duration::from_secs(2);
 
 /// The time of a burst, and the checksum of its work.
@@ -106,7 +106,8 @@ impl Variant {
         MeasureError::Died { variant: self.name.clone(), status }
     }
 
-    /// Ends the worker: closes its input and, if that is not enough, kills it. Its status, where it ended by itself.
+    /// Ends the worker: closes its input and, if that is not enough, kills it. Returns its status if it ended by
+    /// itself.
     fn end(&mut self) -> Option<std::process::ExitStatus> {
         self.input = None;
         let deadline = Instant::now() + TIME_TO_END;

@@ -10,10 +10,10 @@ use std::time::Instant;
 pub trait Work {
     /// Names of the workloads.
     fn workloads(&self) -> Vec<String>;
-    /// Runs `steps` steps of a workload and returns a checksum that the seed and the steps alone decide.
+    /// Runs `steps` steps of a workload and returns a checksum that depends only on the seed and the steps.
     ///
     /// # Errors
-    /// A sentence, where the workload is not known or cannot run.
+    /// A sentence, if the workload is not known or cannot run.
     fn run(&mut self, workload: &str, steps: u64, seed: u64) -> Result<u64, String>;
 }
 

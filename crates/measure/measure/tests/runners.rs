@@ -1,4 +1,4 @@
-//! The runners with workers whose times are scripted, so that what comes out is known.
+//! The runners with workers whose times are scripted, so that the result is known.
 
 use measure::MeasureError;
 use measure::burst_run::{BurstRun, Observer, Running, Stop, Unobserved, VariantSpec};
@@ -50,7 +50,7 @@ fn scripted_times_come_out_as_their_ratio() {
     assert!(compare(&series.samples, 0, 0, 1, Clock::Cpu, 1).is_none(), "`fast` did not read that clock");
 }
 
-/// Where the first to start is a fifth faster, as long as it lives, the two halves of each generation cancel that.
+/// If the first to start is a fifth faster, as long as it lives, the two halves of each generation cancel that.
 #[test]
 fn what_the_place_is_worth_cancels_where_places_are_exchanged() {
     let folder = tempfile::tempdir().unwrap();

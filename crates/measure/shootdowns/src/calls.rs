@@ -144,7 +144,7 @@ mod tests {
         Mark { time: milliseconds * MILLISECOND, pid: tid / 10, tid, is_begin }
     }
 
-    /// Milliseconds of processes 1 and 2 in a window from 100 to 110 ms that represents so many milliseconds.
+    /// Milliseconds of processes 1 and 2 in a window from 100 to 110 ms that represents this number of milliseconds.
     fn times(mut marks: Vec<Mark>, cycle: u64) -> [f64; 2] {
         let mut times = CallTimes::default();
         // In the order of their rings, not of time.

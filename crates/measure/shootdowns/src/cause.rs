@@ -15,7 +15,7 @@ pub enum Cause {
     Mprotect,
     /// mremap(2).
     Mremap,
-    /// mmap(2) over what was mapped.
+    /// mmap(2) over an existing mapping.
     Mmap,
     /// brk(2) that shrinks the heap.
     Brk,
@@ -47,8 +47,8 @@ pub enum Cause {
     Unknown,
 }
 
-/// Functions that identify a cause, the most specific first. A name matches if a function's begins with it; the names
-/// are those of Linux 5.10 to 7.2, in mm/, kernel/sched/fair.c and the entry points of system calls.
+/// Functions that identify a cause, the most specific first. A name matches if a function's name begins with it; the
+/// names exist in Linux 5.10 to 7.2, in mm/, kernel/sched/fair.c and the entry points of system calls.
 const TELLING: [(&str, Cause); 50] = [
     ("task_numa_work", Cause::NumaBalancing),
     ("change_prot_numa", Cause::NumaBalancing),

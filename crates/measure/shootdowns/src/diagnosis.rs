@@ -1,4 +1,4 @@
-//! Names what is behind a process's shootdowns, and what ends them.
+//! Names the causes of a process's shootdowns, and the cures.
 
 use crate::cause::Cause;
 use crate::severity::Severity;
@@ -22,7 +22,7 @@ pub const FEWEST_STACKS: f64 = 20.0;
 pub struct Diagnosis {
     /// The process.
     pub pid: i32,
-    /// Its allocator with the evidence for it; `None` where its files cannot be read any more.
+    /// Its allocator with the evidence for it; `None` if its files cannot be read any more.
     pub allocator: Option<String>,
     /// Variables in its environment that steer its allocator, `NAME=VALUE`, and such flags of a JVM's command line.
     pub environment: Vec<String>,
@@ -61,13 +61,13 @@ pub struct Remedy {
     pub beside_others: bool,
     /// Settings that the process has another value for.
     pub stays: Vec<String>,
-    /// Whether it ends the behaviour or reduces it.
+    /// Its effect on the behaviour: an end or a reduction.
     pub effect: Effect,
     /// The versions that it applies to.
     pub versions: String,
     /// Its cost.
     pub costs: String,
-    /// Where that is documented.
+    /// Its documentation.
     pub source: String,
 }
 
@@ -87,7 +87,7 @@ pub enum Behaviour {
     Kernel(Cause),
 }
 
-/// How an allocator gives memory back.
+/// The way in which an allocator gives memory back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Returning {
@@ -138,7 +138,7 @@ pub fn allocator_of(pid: i32) -> Option<Allocator> {
 }
 
 impl Subject {
-    /// The cause of the shootdowns of a process that was watched for so many seconds.
+    /// The cause of the shootdowns of a process that was watched for this number of seconds.
     pub fn diagnose(&self, process: &ProcessSummary, seconds: f64) -> Diagnosis {
         let mut shares: BTreeMap<Behaviour, f64> = BTreeMap::new();
         for path in &process.paths {
@@ -348,7 +348,7 @@ fn is_call_itself(frame: &Frame) -> bool {
     frame.function.as_deref().is_some_and(|name| WRAPPERS.contains(&without_version(name).trim_start_matches('_')))
 }
 
-/// A function by which memory is asked for or given back.
+/// A function that requests or returns memory.
 fn is_interface(name: &str) -> bool {
     const NAMES: [&str; 21] = [
         "int_free",

@@ -34,7 +34,7 @@ pub struct Field {
     pub offset: usize,
     /// Length in bytes.
     pub size: usize,
-    /// Whether its highest bit is a sign.
+    /// Its highest bit is a sign.
     pub signed: bool,
 }
 
@@ -146,7 +146,7 @@ impl Field {
         Ok(Self { name: name.to_owned(), offset, size, signed })
     }
 
-    /// The field's number in a record, an unsigned one of eight bytes reinterpreted as signed. `None` where the record is
+    /// The field's number in a record, an unsigned one of eight bytes reinterpreted as signed. `None` if the record is
     /// too short or the field is no number.
     pub fn number(&self, record: &[u8]) -> Option<i64> {
         let bytes = record.get(self.offset..self.offset.checked_add(self.size)?)?;

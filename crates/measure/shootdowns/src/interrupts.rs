@@ -3,7 +3,7 @@
 /// Counters of one line, one number for each CPU that is online.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InterruptCounts {
-    /// TLB shootdowns received since the machine was started (the line `TLB`); `None` where the kernel has no such line,
+    /// TLB shootdowns received since the machine was started (the line `TLB`); `None` if the kernel has no such line,
     /// as on Arm.
     pub shootdowns: Option<Vec<u64>>,
     /// Function call interrupts received (the line `CAL`), of which shootdowns are a part.
@@ -33,7 +33,7 @@ impl InterruptCounts {
         Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
     }
 
-    /// Shootdowns received since `earlier`, on all CPUs together; `None` where they are not counted.
+    /// Shootdowns received since `earlier`, on all CPUs together; `None` if they are not counted.
     pub fn shootdowns_since(&self, earlier: &Self) -> Option<u64> {
         let (now, before) = (self.shootdowns.as_ref()?, earlier.shootdowns.as_ref()?);
         // A CPU that came online or went offline changes the columns; the sums are still valid.

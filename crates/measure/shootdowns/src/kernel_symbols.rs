@@ -35,7 +35,7 @@ impl KernelSymbols {
         self.functions.is_empty()
     }
 
-    /// The function that contains an address, as far as the table shows: the last that begins at or before it.
+    /// The function that contains an address according to the table: the last that begins at or before it.
     pub fn name(&self, address: u64) -> Option<&str> {
         let after = self.functions.partition_point(|(start, _)| *start <= address);
         self.functions.get(after.checked_sub(1)?).map(|(_, name)| &**name)

@@ -1,8 +1,8 @@
-//! TLB shootdowns: who sends them, by which calls, whom they interrupt, what they cost, and what ends them.
+//! TLB shootdowns: their senders, the calls, the interrupted CPUs, the cost, and the cures.
 //!
-//! [`Watch`] samples the kernel's tracepoints on all CPUs, or falls back to what the machine and the user's rights allow
-//! ([`Evidence`]); [`Summary`] adds up what was seen; [`diagnose`] names the allocator or the part of the kernel behind it
-//! and the setting that ends it. Nothing here changes another process.
+//! [`Watch`] samples the kernel's tracepoints on all CPUs, or falls back to sources that the machine and the user's
+//! rights allow ([`Evidence`]); [`Summary`] adds up the samples; [`diagnose`] names the responsible allocator or part
+//! of the kernel, and the setting that ends the shootdowns. Nothing here changes another process.
 #![forbid(unsafe_code)]
 
 mod calls;

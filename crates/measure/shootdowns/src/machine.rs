@@ -18,7 +18,7 @@ pub enum Unseen {
 }
 
 impl Unseen {
-    /// True where shootdowns that a process sends are not counted either. KVM's kernel reports a flush before it leaves out
+    /// True if shootdowns that a process sends are not counted either. KVM's kernel reports a flush before it leaves out
     /// virtual CPUs that do not run.
     pub fn hides_senders(self) -> bool {
         self != Self::KvmParavirtual

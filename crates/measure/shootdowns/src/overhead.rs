@@ -23,7 +23,7 @@ pub(crate) struct Overhead {
 }
 
 impl Overhead {
-    /// Measures it; `None` where tracepoints cannot be used.
+    /// Measures it; `None` if tracepoints cannot be used.
     pub fn measure(cpus: &[usize]) -> Option<Self> {
         let id = format_of("raw_syscalls/sys_enter").ok()?.id;
         let filter = format!("id == {} && common_pid == {}", libc::SYS_getppid, gettid());

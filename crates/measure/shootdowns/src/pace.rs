@@ -1,7 +1,7 @@
-//! How many events go by for each stack that is taken, chosen anew in each cycle from what came in the last one.
+//! Number of events for each stack sample, chosen anew in each cycle from the events of the last one.
 //!
-//! The kernel can choose it, by a frequency, but lowers it again by an eighth in each tick only: a short burst of whichever
-//! process then costs the stacks of all others for long.
+//! The kernel can choose it, by a frequency, but lowers it again by only an eighth in each tick: after a short burst of
+//! any process the stacks of all others are lost for a long time.
 
 /// Stacks in a cycle and CPU for the watched process; each takes about 30 µs to unwind.
 pub(crate) const WANTED: u64 = 20;
@@ -19,8 +19,8 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// The period of each CPU's stacks for the next cycle, from all events since the start: the events of each CPU and,
-    /// by records, those of all processes and of the watched one, if there is one.
+    /// The period of each CPU's stacks for the next cycle, from all events since the start: the events of each CPU and
+    /// the records of all processes and of the watched one, if there is one.
     pub fn periods(&mut self, counted: Vec<u64>, sampled: u64, own: Option<u64>) -> Vec<u64> {
         let (all, of_it) = (sampled.saturating_sub(self.sampled), own.map(|own| own.saturating_sub(self.own)));
         let share = of_it.map_or(1.0, |of_it| if all > 0 { (of_it as f64 / all as f64).min(1.0) } else { 0.0 });

@@ -7,7 +7,7 @@ use crate::format::{Field, Format};
 pub enum Reason {
     /// Interrupts are sent to other CPUs; the current thread is the culprit. "remote IPI send", since Linux 4.1.
     Sent,
-    /// A CPU flushes since another one asked for it; the current thread was interrupted. "remote shootdown".
+    /// A CPU flushes since another one requested it; the current thread was interrupted. "remote shootdown".
     Received,
     /// Flushes of a CPU's own, and whatever a later kernel adds: nobody else is interrupted.
     Other,
@@ -37,7 +37,7 @@ pub struct FlushFormat {
 }
 
 impl FlushFormat {
-    /// `None` where the format lacks the fields or names neither sending nor receiving.
+    /// `None` if the format lacks the fields or names neither sending nor receiving.
     pub fn of(format: &Format) -> Option<Self> {
         let names = format.names_of("reason");
         let value = |reason| names.iter().find(|(_, text)| Reason::of(text) == reason).map(|(value, _)| *value);
@@ -50,7 +50,7 @@ impl FlushFormat {
         })
     }
 
-    /// How much a record flushes.
+    /// The memory that a record flushes.
     pub fn flushed(&self, record: &[u8]) -> Option<Flushed> {
         // TLB_FLUSH_ALL is -1UL; before Linux 4.15 a whole flush is recorded as 0 pages or as -1.
         self.pages.number(record).map(|pages| match pages {
@@ -60,7 +60,7 @@ impl FlushFormat {
     }
 }
 
-/// How much one flush covers.
+/// The memory that one flush covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushed {
     /// That many base pages, one by one.

@@ -1,6 +1,6 @@
 //! Events of one tracepoint on all CPUs: exact counters, and rings of samples.
 //!
-//! Records are taken of every event, as far as their rings have room; stacks of one in so many, which [`crate::pace`] chooses.
+//! Every event is recorded if its ring has room; stacks are taken of one event in so many, as [`crate::pace`] chooses.
 //! The counters beside them count every event and lose none.
 
 use crate::stackless::Stackless;
@@ -26,7 +26,7 @@ pub(crate) struct Selection {
     pub filter: Option<String>,
 }
 
-/// How samples are taken.
+/// The data of samples.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sampling {
     /// Thread, time and the record itself, for every event: records without room in a ring are counted as lost.
@@ -200,7 +200,7 @@ impl Rings {
         }
     }
 
-    /// Hands out what has come, ring by ring.
+    /// Passes on the new samples, ring by ring.
     pub fn drain(&mut self, take: impl FnMut(Sample)) {
         self.drain_within(Duration::MAX, take);
     }

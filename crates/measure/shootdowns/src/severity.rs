@@ -1,4 +1,4 @@
-//! Whether the shootdowns of a process matter.
+//! The severity of a process's shootdowns.
 
 use crate::summary::ProcessSummary;
 use serde::Serialize;
@@ -39,7 +39,7 @@ pub struct Severity {
 }
 
 impl Severity {
-    /// The severity of a process's counts in so many seconds.
+    /// The severity of a process's counts in this number of seconds.
     pub fn of(process: &ProcessSummary, seconds: f64) -> Self {
         let each_second = |count: f64| count / seconds.max(f64::MIN_POSITIVE);
         let sending = process.call_seconds.or(process.waited_seconds);

@@ -22,7 +22,7 @@ pub(crate) struct Stackless {
 }
 
 impl Stackless {
-    /// Parses what follows a record's header. `None` where it is cut off or has registers.
+    /// Parses what follows a record's header. `None` if it is cut off or has registers.
     pub fn parse(mut bytes: &[u8]) -> Option<Self> {
         let [pid, tid] = [word(&mut bytes)?, word(&mut bytes)?];
         let time = double_word(&mut bytes)?;

@@ -1,7 +1,7 @@
 //! Unwinds and names the user stacks of a process.
 //!
 //! Stacks are unwound by the call frame information of the objects, from the registers and the piece of stack in a sample.
-//! Where an object has none, frame pointers are followed; where that yields less than the kernel's own walk by frame
+//! If an object has none, frame pointers are followed; if the result is shorter than the kernel's own walk by frame
 //! pointers, the kernel's is taken.
 
 use address_space::{Address, AddressRange};
@@ -29,7 +29,7 @@ pub struct UserStack {
     pub stack_pointer: u64,
     /// Frame pointer.
     pub frame_pointer: u64,
-    /// Link register, where the machine has one.
+    /// Link register, if the machine has one.
     pub link: u64,
     /// Bytes from the stack pointer upwards.
     pub bytes: Vec<u8>,

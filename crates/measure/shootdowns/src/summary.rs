@@ -23,16 +23,16 @@ pub struct Summary {
     pub watched: Option<i32>,
     /// Seconds that were watched.
     pub seconds: f64,
-    /// Shootdowns sent on the whole machine, or calls that may send some, each counted; `None` where neither is shown.
+    /// Shootdowns sent on the whole machine, or calls that may send some, each counted; `None` if neither is shown.
     pub sent: Option<u64>,
     /// Shootdowns received on the whole machine, each counted, one for each CPU that was interrupted and had the address
     /// space in use.
     pub received: Option<u64>,
     /// Shootdowns received by the line `TLB` of `/proc/interrupts`, idle CPUs too.
     pub interrupts: Option<u64>,
-    /// Processes, those that sent most first.
+    /// Processes, the most active senders first.
     pub processes: Vec<ProcessSummary>,
-    /// Those together that there was no room for among these: the ended ones, and those that sent least.
+    /// The processes for which there was no room above: ended ones, and the least active senders.
     pub others: Others,
     /// The cost of watching, and the missed events.
     pub watching: Watching,
@@ -108,14 +108,14 @@ pub struct ProcessSummary {
     pub waited_seconds: Option<f64>,
     /// Seconds that it was interrupted for flushes, of whomever.
     pub interrupted_seconds: Option<f64>,
-    /// Seconds of its threads in munmap, madvise, mprotect and mremap, which contain the waiting; `None` where they are not
+    /// Seconds of its threads in munmap, madvise, mprotect and mremap, which contain the waiting; `None` if they are not
     /// measured.
     pub call_seconds: Option<f64>,
     /// Page faults of its threads; `None` if it had ended before they could be read.
     pub page_faults: Option<u64>,
     /// CPU seconds of its threads in the kernel, for all calls, page faults and interrupts.
     pub kernel_seconds: Option<f64>,
-    /// Threads, those that sent most first.
+    /// Threads, the most active senders first.
     pub threads: Vec<ThreadSummary>,
     /// Its sampled stacks, the source of shares and paths.
     pub stacks: u64,
@@ -159,7 +159,7 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// Returns the factors for what was counted and sampled, sent and received.
+    /// Returns the ratios of counts to samples, sent and received.
     pub(crate) fn new(sent: (Option<u64>, u64), received: (Option<u64>, u64)) -> Self {
         let of = |(counted, sampled): (Option<u64>, u64)| {
             counted.filter(|_| sampled > 0).map_or(1.0, |counted| counted as f64 / sampled as f64)
@@ -174,8 +174,8 @@ impl Scale {
 }
 
 impl Summary {
-    /// The results since an earlier summary of the same watch: counts and times of the time in between, processes and
-    /// threads that had any, the most active senders first. Shares and pages for each flush stay those of the whole
+    /// The results since an earlier summary of the same watch: counts and times of the time in between, for processes
+    /// and threads with any, the most active senders first. Shares and pages for each flush are computed over the whole
     /// watch, because one second has too few samples.
     #[must_use]
     pub fn since(mut self, before: &Self) -> Self {
@@ -221,7 +221,7 @@ impl ProcessSummary {
     }
 }
 
-/// Returns what is known of one process, without its call paths.
+/// Returns the summary of one process, without its call paths.
 pub(crate) fn process_summary(
     pid: i32,
     process: &ProcessTally,

@@ -7,7 +7,7 @@ use process_view::ProcessFiles;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-/// Bounds on what is kept: a hostile machine can have any number of short processes and threads.
+/// Maximum number of kept processes: a hostile machine can have any number of short processes and threads.
 const MOST_PROCESSES: usize = 4096;
 /// Processes that are removed at once if there is no room: whether each has ended is only checked from time to time.
 const AT_ONCE: usize = MOST_PROCESSES / 4;
@@ -61,7 +61,7 @@ pub(crate) struct ThreadTally {
     pub received: u64,
 }
 
-/// How much flushes cover.
+/// The memory that flushes cover.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Flushes {
     pub pages: u64,
@@ -132,7 +132,7 @@ impl Tally {
         })
     }
 
-    /// Moves the counts of some processes to the others: first of those that have ended, then of those that sent least.
+    /// Moves the counts of some processes to the others: first of ended processes, then of the least active senders.
     fn make_room(&mut self) {
         let weight = |process: &ProcessTally| (process.sent, process.received);
         let only = self.only;
@@ -174,7 +174,7 @@ impl ProcessTally {
         self.on_stacks.saturating_sub(kept) as f64 / self.on_stacks.max(1) as f64
     }
 
-    /// The tally of one of its threads; `None` where there is no room.
+    /// The tally of one of its threads; `None` if there is no room.
     pub fn thread(&mut self, pid: i32, tid: i32) -> Option<&mut ThreadTally> {
         if !self.threads.contains_key(&tid) {
             if self.threads.len() >= MOST_THREADS {

@@ -50,7 +50,7 @@ impl Times {
         self.count += 1;
     }
 
-    /// Nanoseconds on average; `None` where none was measured.
+    /// Nanoseconds on average; `None` if none was measured.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.nanoseconds as f64 / self.count as f64)
     }

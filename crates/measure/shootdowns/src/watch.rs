@@ -40,12 +40,12 @@ const MOST_STACKS: usize = 32;
 /// Processes whose allocator is looked up while they run; a process that still runs at the end is read then.
 const MOST_SUBJECTS: usize = 256;
 
-/// Processes whose use of page faults is read, those that send most.
+/// Maximum number of processes whose use of page faults is read, the most active senders.
 const MOST_USES: usize = 64;
-/// How often it is read.
+/// Interval between these reads.
 const USES_READ: Duration = Duration::from_secs(1);
 
-/// How a record is understood.
+/// The interpretation of a record.
 enum Reader {
     Flush(FlushFormat),
     Call(crate::format::Field),
@@ -337,8 +337,8 @@ impl Watch {
         if let Some(received) = &mut events.received {
             received.drain(|sample| tally.add_received(sample.pid, sample.tid, sample.weight));
         }
-        // Symbols of a large program take a while to read: what does not fit into a cycle waits, so that the other rings are
-        // read in time.
+        // Reading symbols of a large program takes a while: the rest waits for the next cycle, so that the other rings
+        // are read in time.
         let paths = &mut self.paths;
         events.stacks.drain_within(time_for_stacks, |sample| paths.add(sample, reader, tally));
     }
@@ -371,7 +371,7 @@ impl Watch {
 }
 
 impl Uses {
-    /// Reads the usage of these processes. The last usage of those that have ended stays.
+    /// Reads the usage of these processes. An ended process keeps its last usage.
     fn read(&mut self, processes: impl Iterator<Item = i32>) {
         self.last.extend(processes.filter_map(|pid| Some((pid, Usage::of(pid)?))));
         self.read_at = Instant::now();
@@ -432,8 +432,8 @@ impl Events {
     }
 }
 
-/// True if kernels of this architecture record `tlb:tlb_flush`. Kernels of others may have the event, too (those of
-/// 64-bit Arm have it in 6.1 and 6.12, not in 5.10 and 7.3), but only arch/x86/mm/tlb.c records it.
+/// True if kernels of this architecture record `tlb:tlb_flush`. Other kernels may have the event, too (on 64-bit Arm
+/// 6.1 and 6.12 have it, 5.10 and 7.3 do not), but only arch/x86/mm/tlb.c records it.
 fn records_flushes(architecture: &str) -> bool {
     matches!(architecture, "x86" | "x86_64")
 }
@@ -475,7 +475,7 @@ fn open_calls(cpus: &[usize]) -> Result<Events, NoTracepoint> {
 /// The address of requests that are not known; the kernel's own are never at it.
 const NO_REQUEST: u64 = 0;
 
-/// Opens the best events by which times are measured, and says in `refused` what others would show.
+/// Opens the best events by which times are measured, and adds the lost information to `refused`.
 fn open_timing_or_less(cpus: &[usize], kernel: &KernelSymbols, refused: &mut Vec<String>) -> Option<Timing> {
     let why = match open_timing(cpus, kernel) {
         Ok(timing) => return Some(timing),
@@ -509,8 +509,8 @@ fn open_interrupts(cpus: &[usize]) -> Result<Timing, NoTracepoint> {
     Ok(Timing { rings })
 }
 
-/// Opens the events by which times are measured. They include all function calls between CPUs; those of flushes are
-/// identified by the function's address.
+/// Opens the events by which times are measured. They include all function calls between CPUs; flushes are identified
+/// by the function's address.
 fn open_timing(cpus: &[usize], kernel: &KernelSymbols) -> Result<Timing, String> {
     const HANDLER: &str = "flush_tlb_func";
     let handler = kernel.address(HANDLER).ok_or("the kernel hides its addresses (kernel.kptr_restrict)")?;

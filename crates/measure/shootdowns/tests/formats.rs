@@ -51,7 +51,7 @@ fn kernels() -> [Kernel; 9] {
 }
 
 impl Kernel {
-    /// The format file of an event; `None` where this kernel has no such event.
+    /// The format file of an event; `None` if this kernel has no such event.
     fn file(&self, event: &str) -> Option<&'static str> {
         let start = self.text.find(&format!("name: {event}\n"))?;
         let rest = &self.text[start..];

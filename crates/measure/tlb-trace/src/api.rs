@@ -77,8 +77,8 @@ pub fn register(id: PluginId) {
     }
 }
 
-/// Has the block's executions and its loads and stores reported. `data` makes what [`executes`] gets from the pages of the
-/// block's first and last byte and the number of its instructions.
+/// Makes QEMU report the block's executions and its loads and stores. `data` makes the argument of [`executes`] from
+/// the pages of the block's first and last byte and the number of its instructions.
 ///
 /// # Safety
 /// QEMU has passed the block to a callback of the type [`OnBlock`], which has not returned yet.

@@ -58,8 +58,8 @@ pub struct AtomicVersion(std::sync::atomic::AtomicI32);
 const VERSION_VARIABLE: &str = "PAGELIFT_QEMU_PLUGIN_VERSION";
 
 // SAFETY:
-// - the dynamic linker calls the functions of this section when it has loaded and relocated the plugin; what it passes
-//   is ignored.
+// - the dynamic linker calls the functions of this section when it has loaded and relocated the plugin; their arguments
+//   are ignored.
 #[unsafe(link_section = ".init_array")]
 #[used]
 static CHOOSE_VERSION: extern "C" fn() = choose_version;

@@ -35,7 +35,7 @@ pub fn with_thread(cpu: u32, act: impl FnOnce(&mut Thread)) {
     act(unsafe { &mut *thread });
 }
 
-/// Sends what all threads still hold.
+/// Sends the remaining records of all threads.
 pub fn end_all() {
     let live = (0..MOST_THREADS).filter(|&cpu| !THREADS[cpu].load(Ordering::Acquire).is_null());
     live.for_each(|cpu| with_thread(cpu as u32, Thread::end));
@@ -84,7 +84,7 @@ impl Thread {
         (self.code_page, self.data_page) = (u64::MAX, u64::MAX);
     }
 
-    /// Sends what is left.
+    /// Sends the remaining records.
     pub fn end(&mut self) {
         self.push(Record::Code { page: self.code_page & (u64::MAX >> 14), executed: self.executed });
         self.executed = 0;

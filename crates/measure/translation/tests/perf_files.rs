@@ -34,7 +34,7 @@ struct Perf<'a> {
     file: &'a [u8],
     /// Words that hold addresses.
     addresses: HashMap<u64, u64>,
-    /// Where the events' string begins in the file.
+    /// Offset of the events' string in the file.
     strings: usize,
 }
 
@@ -128,7 +128,7 @@ fn is_about(pattern: &str, cpu: &CpuIdentity) -> bool {
     Regex::new(&format!("^(?:{pattern})(?:-|$)")).is_ok_and(|pattern| pattern.is_match(&name))
 }
 
-/// Compares one family. Returns what is wrong, and how many events were compared.
+/// Compares one family. Returns the differences, and the number of compared events.
 fn compare(family: &Family, known: &Events) -> (Vec<String>, usize) {
     let (mut wrong, mut compared) = (Vec::new(), 0);
     for event in &family.events {

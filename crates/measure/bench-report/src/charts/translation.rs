@@ -4,7 +4,7 @@ use super::{Area, Drawing, Frame, GRID, HPos, PathElement, VPos, ZERO, colour_of
 use address_space::format_bytes;
 use plotters::prelude::*;
 
-/// More ns than any page walk takes: what a record says beyond is drawn there.
+/// More ns than any page walk takes: larger values of a record are drawn there.
 const MOST: f64 = 1e4;
 
 /// Room to the right of the last footprint for the half of its name that reaches beyond.

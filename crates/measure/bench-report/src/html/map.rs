@@ -9,7 +9,7 @@ use maud::{Markup, html};
 use measure::record::{AddressMap, Design, MapRange};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes of a mapping that count as much as resident ones: so that one of which nothing is resident is seen.
+/// Bytes of a mapping that count as much as resident ones, so that a mapping without resident memory is visible.
 const LEAST_WEIGHT: u64 = 16 << 10;
 /// Colours of huge pages in the style sheet.
 const HUGE_COLOURS: usize = 3;
@@ -103,8 +103,8 @@ fn states<'a>(maps: &[(&'a str, &'a AddressMap)], design: Design, most: usize) -
     states
 }
 
-/// Places for what has other addresses in each process: neighbours of one name have a slot together, the same in each
-/// process.
+/// Places for memory with different addresses in each process: neighbours of one name have a slot together, the same in
+/// each process.
 #[derive(Default)]
 struct Slots {
     /// A name, and its number of earlier occurrences.
@@ -257,7 +257,7 @@ fn groups<'n>(between: &[(f64, &'n str)]) -> Vec<Group<'n>> {
     let mut groups: Vec<Group<'n>> = Vec::new();
     for (at, &(weight, name)) in between.iter().enumerate() {
         match groups.last_mut() {
-            // Gaps weigh nothing, and belong to what they follow.
+            // Gaps weigh nothing, and belong to the range before them.
             Some(last) if last.name == name || weight == 0.0 => {
                 last.members.end = at + 1;
                 last.weight += weight;
@@ -279,7 +279,7 @@ fn largest(map: &AddressMap, most: usize) -> Vec<&MapRange> {
     ranges
 }
 
-/// The object, or what kind of memory it is.
+/// The object, or the kind of memory.
 fn name(range: &MapRange) -> &str {
     if range.object.is_empty() { &range.kind } else { &range.object }
 }

@@ -1,4 +1,4 @@
-//! One record: the answer first, then what it rests on.
+//! One record: the answer first, then its basis.
 
 use super::{bars, map, pretty, tables};
 use crate::Detail;
@@ -54,7 +54,7 @@ fn legend(section: &Section) -> Markup {
     }
 }
 
-/// A drawing for wide windows and one for narrow ones, of which one is shown; where room is short, only the narrow one.
+/// A drawing for wide windows and one for narrow ones, of which one is shown; only the narrow one if space is short.
 fn both(wide: &Drawing, narrow: &Drawing, detail: Detail) -> Markup {
     html! {
         @if detail.is_short() {
@@ -113,7 +113,7 @@ fn distribution(section: &Section, detail: Detail) -> Markup {
     }
 }
 
-/// A drawing for loads and one for code, and what follows from them.
+/// Lines about the time of requests, and their explanation.
 fn latency(section: &Section) -> Markup {
     html! {
         ul { @for line in &section.latency { li { (pretty(line)) } } }

@@ -1,4 +1,4 @@
-//! Tables: what was lifted and what not, memory, counters, costs, the machine.
+//! Tables: lifted and other memory, counters, costs, the machine.
 
 use crate::Detail;
 use crate::switch_cost::cpu_cost;

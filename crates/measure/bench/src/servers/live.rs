@@ -57,7 +57,7 @@ impl Live {
     /// Starts a server, waits until it is ready, and loads it. This process must have no other children.
     ///
     /// # Errors
-    /// [`ExperimentError`] with what could not be done.
+    /// [`ExperimentError`], which names the failed step.
     pub fn start(
         server: LiveServer<'_>,
         load: Option<LiveLoad<'_>>,
@@ -88,7 +88,7 @@ impl Live {
         self.server.as_ref().map(|started| started.server.pid())
     }
 
-    /// Where the server is that was started.
+    /// The place of the started server.
     pub fn place(&self) -> Option<&Place> {
         self.server.as_ref().map(|started| &started.server.place)
     }
@@ -98,10 +98,10 @@ impl Live {
         self.load.as_ref()
     }
 
-    /// Says what has ended that was started, if so.
+    /// Checks that the server and the load still run.
     ///
     /// # Errors
-    /// That.
+    /// The one that has ended.
     pub fn check(&mut self) -> Result<(), String> {
         self.check_server()?;
         let Some(Err(why)) = self.load.as_ref().map(RunningLoad::check) else { return Ok(()) };
@@ -155,7 +155,7 @@ fn explained(broken: Broken) -> ExperimentError {
     }
 }
 
-/// Whether a process still loads its objects.
+/// A check that a process has finished loading its objects.
 struct Rest {
     pid: i32,
     seen: Vec<String>,

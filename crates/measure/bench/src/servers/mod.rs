@@ -49,9 +49,9 @@ pub struct Servers<'a> {
     pub load: &'a LoadSource,
     /// Connections of a load of this process.
     pub clients: u32,
-    /// How long bursts are.
+    /// Lengths of bursts.
     pub bursts: Bursts,
-    /// How often all are started.
+    /// Number of starts of all servers.
     pub starts: u32,
     /// For each arm: its server runs the plain command, so that it may use the folder of another such server.
     pub runs_plain_command: &'a [bool],
@@ -63,11 +63,11 @@ pub struct Servers<'a> {
     pub ready: Option<&'a str>,
 }
 
-/// Runs blocks until an end is reached, and ends all servers. A failure ends it, too: what was measured is kept. This process
-/// must have no other children.
+/// Runs blocks until an end is reached, and ends all servers. A failure also ends it: the measurements so far are kept.
+/// This process must have no other children.
 ///
 /// # Errors
-/// [`ExperimentError`] where nothing can be prepared, or the record cannot be written.
+/// [`ExperimentError`] if nothing can be prepared, or the record cannot be written.
 pub fn run(
     servers: Servers<'_>,
     header: Header,
@@ -129,7 +129,7 @@ impl Drop for Reaper {
     }
 }
 
-/// The windows of a block, and what was noted beside them.
+/// The windows of a block, and the other measurements of each window.
 struct Windows {
     windows: [Window; WINDOWS],
     counters: [Counters; WINDOWS],
@@ -143,7 +143,7 @@ type Started<'a> = Vec<Loaded<'a>>;
 struct Loaded<'a> {
     load: OpenLoad<'a>,
     server: Server,
-    /// For the processes that exist once it is ready, and their descendants.
+    /// Meters of the processes that exist once it is ready, and of their descendants.
     meters: Vec<Meter>,
 }
 

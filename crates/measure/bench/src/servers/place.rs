@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Where one server is.
+/// The port and folder of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// A port of this machine that was free.
@@ -28,7 +28,7 @@ impl Place {
     }
 }
 
-/// Splits a command into words as a shell does, but for what a shell replaces.
+/// Splits a command into words as a shell does, without the shell's substitutions.
 ///
 /// # Errors
 /// A quotation mark is missing, or there is no word.

@@ -1,4 +1,4 @@
-//! One server: its start, its readiness, what it uses, its end.
+//! One server: its start, its readiness, its resources, its end.
 
 use super::Place;
 use super::load::{Broken, Reading, end_of, last_words};
@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take until it is ready.
+/// Time that a server may take until it is ready.
 const TO_BE_READY: Duration = Duration::from_secs(120);
 /// The time that a server has to end after the request; a database writes its memory to disk.
 const TO_END: Duration = Duration::from_secs(20);
@@ -47,7 +47,8 @@ impl Server {
         self.child.id() as i32
     }
 
-    /// Waits until the condition holds, which says why it does not yet, and may take until the moment that it is given.
+    /// Waits until the condition holds. The condition returns why it does not hold yet, and may take until the given
+    /// moment.
     pub(super) fn wait_for(
         &mut self,
         conduct: &Conduct<'_>,
@@ -112,7 +113,7 @@ impl Server {
         end_of(&self.log).map_or_else(|error| error.to_string(), |text| last_words(&text))
     }
 
-    /// Ends it as a service manager does: SIGTERM, and SIGKILL for what is left.
+    /// Ends it as a service manager does: SIGTERM, and SIGKILL for the remaining processes.
     pub(super) fn end(&mut self) {
         let tree = tree_of(self.pid());
         if !self.has_ended {

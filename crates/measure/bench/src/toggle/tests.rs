@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 /// Time for a dozen blocks of 12 ms also if other tests use all CPUs.
 const MANY_BLOCKS: Duration = Duration::from_millis(2500);
 
-/// This process as the program: its state, and what was done to it.
+/// This process as the program: its state, and the actions on it.
 #[derive(Default)]
 struct Program {
     state: Option<usize>,
@@ -25,7 +25,7 @@ struct Program {
     nothing: Vec<(usize, u32)>,
     /// The switch with this number finds no pages, and the next one does.
     nothing_once: Option<u32>,
-    /// Why what it needs has ended.
+    /// The reason why a required process has ended.
     check: Option<String>,
     switches: u32,
     work: f64,

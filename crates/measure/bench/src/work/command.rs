@@ -5,12 +5,12 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 
-/// How often a shell is started again that a signal of the terminal has ended before it could ignore it.
+/// Maximum number of starts of a shell that a signal of the terminal ends before the shell can ignore it.
 const MOST_STARTS: usize = 4;
 
-/// Executes a command by a shell that ignores SIGINT and SIGHUP, as its children do, with nothing to read; returns what it
-/// printed. A terminal sends these to all processes in front; a switch or a reading that ends in its middle would leave the
-/// program in an unknown state.
+/// Executes a command by a shell that ignores SIGINT and SIGHUP, as its children do, with no input; returns its output.
+/// A terminal sends these signals to all foreground processes; a switch or a reading that ends in its middle would
+/// leave the program in an unknown state.
 ///
 /// # Errors
 /// `sh` cannot be executed.

@@ -46,8 +46,8 @@ impl<E: Events> Instructions<E> {
     }
 }
 
-/// Instructions and cycles; `None` where nothing was counted yet: it did not run on cores of this kind, or no counter was free,
-/// which the next reading is scaled for.
+/// Instructions and cycles; `None` if nothing was counted yet: it did not run on cores of this kind, or no counter was
+/// free. The next reading is scaled for that time.
 fn both(new: &Counts) -> Result<Option<(f64, f64)>, String> {
     for event in [&new.instructions, &new.cycles] {
         match event.counted {
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(read, [100.0, 100.0, 300.0], "50 in a quarter of the time");
     }
 
-    /// With a PMU this process is counted, without one the reason is reported with its fix.
+    /// The process is counted if there is a PMU; otherwise the reason is reported with its fix.
     #[test]
     fn a_process_is_counted_or_the_reason_is_said() {
         match Instructions::of(&[std::process::id() as i32]) {

@@ -14,7 +14,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where the number comes from.
+/// The source of the number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkSource {
     /// System calls of the process, otherwise its voluntary context switches.
@@ -103,7 +103,7 @@ pub trait Counter {
     /// There is no number any more, for example because the server has ended.
     fn read(&mut self) -> Result<f64, WorkError>;
 
-    /// CPU cycles until the last reading, where they are counted with the work.
+    /// CPU cycles until the last reading, if they are counted with the work.
     fn cycles(&self) -> f64 {
         0.0
     }
@@ -121,14 +121,14 @@ pub trait Counter {
         false
     }
 
-    /// Why a unit is not the one that would have been preferred; `None` where it is.
+    /// Why a unit is not the preferred one; `None` if it is.
     fn note(&self) -> Option<String> {
         None
     }
 }
 
 impl WorkSource {
-    /// The counter, opened and read once, of a process with what descends from it.
+    /// The counter of a process and its descendants, opened and read once.
     ///
     /// # Errors
     /// [`WorkError`]

@@ -101,7 +101,7 @@ impl Counter for Redis {
     }
 }
 
-/// Refuses what is more than a name, for it becomes part of a statement.
+/// Refuses text that is not a name, since it becomes part of a statement.
 fn is_name(name: &str) -> Result<(), String> {
     match name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
         true => Ok(()),

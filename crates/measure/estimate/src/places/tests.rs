@@ -37,7 +37,7 @@ fn image() -> ElfImage {
     }
 }
 
-/// QEMU shows a program's code as readable only, and merges what it maps of one file.
+/// QEMU shows a program's code as readable only, and merges mappings of one file.
 const MAPS: &str = "\
 4000000000-4000007000 r--p 00000000 fe:00 77 /usr/bin/x
 4000007000-4000009000 rw-p 00007000 fe:00 77 /usr/bin/x
@@ -76,7 +76,7 @@ fn what_is_no_object_goes_by_its_mapping() {
     let at = |address: u64| places.at(Address(address));
     let heap = at(0x40_0000_a000);
     assert_eq!(heap.kind, Kind::Heap);
-    // The heap begins where bss ends.
+    // The heap begins at the end of bss.
     assert_eq!(heap.anonymous, Some(AddressRange::new(Address(0x40_0000_a000), Address(0x40_0080_0000))));
     assert_eq!(at(0x40_0200_0000).kind, Kind::Stack);
     assert_eq!(at(0x40_0300_0000).kind, Kind::Anonymous);

@@ -5,7 +5,7 @@ use crate::tlb_model::{ArrayShape, Index, Replacement};
 /// Marks an entry that holds nothing.
 const EMPTY: u64 = u64::MAX;
 
-/// One array with what it holds.
+/// One array with its contents.
 #[derive(Clone, Debug)]
 pub struct Array {
     shape: ArrayShape,
@@ -67,7 +67,7 @@ impl Array {
         true
     }
 
-    /// When the entry was last used that would give way to this page; `None`: there is room.
+    /// Time of the last use of the entry that this page would replace; `None`: there is room.
     pub fn age_of_victim(&self, page: u64) -> Option<u64> {
         let (set, ways) = (self.set_of(page), self.shape.ways);
         let entries = &self.entries[set * ways..(set + 1) * ways];

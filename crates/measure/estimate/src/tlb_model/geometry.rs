@@ -21,7 +21,7 @@ impl Sizes {
         Self(bits)
     }
 
-    /// True where pages of `1 << shift` bytes are among them.
+    /// True if pages of `1 << shift` bytes are among them.
     pub const fn has(self, shift: u8) -> bool {
         self.0 >> shift & 1 == 1
     }
@@ -38,17 +38,17 @@ impl Sizes {
     }
 }
 
-/// Which entry of a set gives way.
+/// The choice of the entry of a set that is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Replacement {
     /// The one whose last use is longest ago.
     Lru,
-    /// A tree of bits that point away from what was used; for powers of two.
+    /// A tree of bits that point away from recently used entries; for powers of two.
     TreePlru,
 }
 
-/// How the page number chooses the set.
+/// The function from page numbers to sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Index {
@@ -116,9 +116,9 @@ pub enum Second {
 /// The TLBs of one core.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Geometry {
-    /// Name for the command line, or what CPUID calls the CPU.
+    /// Name for the command line, or CPUID's name of the CPU.
     pub name: String,
-    /// Where the numbers are from.
+    /// Source of the numbers.
     pub source: String,
     /// First level for instructions.
     pub instruction: Vec<ArrayShape>,
@@ -126,7 +126,7 @@ pub struct Geometry {
     pub data: Vec<ArrayShape>,
     /// Second level.
     pub second: Second,
-    /// Entries that hold several neighbouring pages; absent where each holds one.
+    /// Entries that hold several neighbouring pages; absent if each holds one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub joined: Option<Joined>,
 }
@@ -156,7 +156,8 @@ impl Geometry {
         self.instruction.iter().chain(&self.data).chain(first).chain(second)
     }
 
-    /// The CPU with another replacement in all arrays that can have it: shows how much of a result hangs on it.
+    /// The CPU with another replacement in all arrays that can have it: shows the influence of the replacement on a
+    /// result.
     pub fn with_replacement(mut self, replacement: Replacement) -> Self {
         let change = |arrays: &mut Vec<ArrayShape>| {
             for array in arrays {

@@ -3,8 +3,8 @@
 use crate::tlb_model::cpuid::CpuidError;
 use crate::tlb_model::geometry::Geometry;
 
-/// The geometry that CPUID describes, or that is known for the model. A virtual machine sees what its host lets it see.
-/// `midr` is for AArch64.
+/// The geometry that CPUID describes, or that is known for the model. A virtual machine sees the CPUID that its host
+/// provides. `midr` is for AArch64.
 ///
 /// # Errors
 /// [`CpuidError`].

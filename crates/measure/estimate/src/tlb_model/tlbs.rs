@@ -3,7 +3,7 @@
 use crate::tlb_model::array::Array;
 use crate::tlb_model::{ArrayShape, Geometry, Joined, Second, Sizes};
 
-/// Which first level an access goes to.
+/// The first level that an access uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Instruction fetch.
@@ -21,7 +21,7 @@ pub struct Translation {
     pub shift: u8,
 }
 
-/// Where an access finds its translation.
+/// The level at which an access finds its translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// In the first level.
@@ -39,7 +39,7 @@ struct FirstLevel {
     last: Option<Translation>,
 }
 
-/// The TLBs of one core, with what they hold.
+/// The TLBs of one core, with their contents.
 #[derive(Clone, Debug)]
 pub struct Tlbs {
     instruction: FirstLevel,
@@ -55,7 +55,7 @@ impl Tlbs {
     /// Empty TLBs.
     ///
     /// # Panics
-    /// Where an array's numbers do not fit each other ([`ArrayShape::is_sound`]).
+    /// If an array's numbers do not fit each other ([`ArrayShape::is_sound`]).
     pub fn new(geometry: &Geometry) -> Self {
         assert!(geometry.arrays().all(ArrayShape::is_sound), "{geometry:?}");
         let (second, second_of_data) = match &geometry.second {

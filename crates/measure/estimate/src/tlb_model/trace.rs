@@ -1,4 +1,4 @@
-//! The form of a trace: what the tracer sends and the simulation reads, as 64-bit words in the machine's byte order.
+//! The form of a trace, which the tracer sends and the simulation reads: 64-bit words in the machine's byte order.
 //!
 //! A stream begins with [`MAGIC`] and the page of the first store, which is on the stack of the first thread. Blocks
 //! follow, each for one virtual CPU, that is, for one thread: a head ([`block_head`]), then the words of [`Record`]s.
@@ -39,7 +39,7 @@ pub enum Record {
     Changed {
         /// The first page.
         page: u64,
-        /// How many.
+        /// Number of pages.
         pages: u64,
     },
 }

@@ -32,8 +32,8 @@ pub struct WalkFigures {
     /// The figures; none if there was no count at all.
     #[serde(default)]
     pub figures: Vec<Figure>,
-    /// The smallest share of the time that an event was counted: less than 1 where events took turns on the counters. Absent in
-    /// records of before it was kept.
+    /// The smallest share of the time that an event was counted: less than 1 if events took turns on the counters.
+    /// Absent in records from before this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted_share: Option<f64>,
     /// The kernel's part was not counted.
@@ -47,7 +47,7 @@ pub struct WalkFigures {
     pub not_counted: Option<String>,
 }
 
-/// A figure, or why there is none; never a zero for what was not counted.
+/// A figure, or why there is none; never a zero for an event that was not counted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
     /// Its name, with the unit.
@@ -92,11 +92,11 @@ pub struct Switch {
     pub pause: f64,
     /// Seconds of CPU time of the process that went into it.
     pub cpu: f64,
-    /// Bytes on huge pages after it, where the switch knows.
+    /// Bytes on huge pages after it, if the switch knows them.
     pub covered: Option<u64>,
 }
 
-/// A block, and what was noted beside it.
+/// A block, and the other measurements of its windows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimedBlock {
     /// The windows.
@@ -112,7 +112,7 @@ pub struct TimedBlock {
     /// a switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switches: Option<[Window; WINDOWS]>,
-    /// How long the requests of each window waited for their answers, where clients of Pagelift sent them.
+    /// Waiting times of each window's requests, if clients of Pagelift sent them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<[Latency; WINDOWS]>,
 }

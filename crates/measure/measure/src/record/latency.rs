@@ -6,7 +6,7 @@ use crate::statistics::{Estimate, median};
 use crate::toggle::Treatment;
 use serde::Serialize;
 
-/// Latencies of one state, and how it compares with plain.
+/// Latencies of one state, and the comparison with plain.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ArmLatency {
     /// Requests of all windows, and medians over the windows.

@@ -1,4 +1,4 @@
-//! The effect of a lift, as far as a record keeps it.
+//! The effect of a lift, in the form of a record.
 
 use crate::record::{AddressMap, HexAddress};
 use serde::{Deserialize, Serialize};

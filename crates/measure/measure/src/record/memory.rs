@@ -58,7 +58,7 @@ impl<'de> Deserialize<'de> for HexAddress {
     }
 }
 
-/// The mappings of a process and what backs them, in the order of addresses.
+/// The mappings of a process and their pages, in the order of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressMap {
     /// Size of a base page in bytes.
@@ -90,8 +90,8 @@ pub struct MapRange {
     pub end: HexAddress,
     /// As in maps: `r-xp`.
     pub protection: String,
-    /// `text`, `rodata`, `heap`, `stack`, `anonymous`, `file` and so on; several, with `+` between, where the kernel counts
-    /// them together.
+    /// `text`, `rodata`, `heap`, `stack`, `anonymous`, `file` and so on; several, with `+` between, if the kernel
+    /// counts them together.
     pub kind: String,
     /// Name of the object or file; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]

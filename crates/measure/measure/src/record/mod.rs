@@ -1,8 +1,8 @@
 //! The record of a measurement: JSON lines, the first a [`Header`], then each [`Event`] as it happens. The answer can be
 //! made again from it alone. Pure: text comes in, and values go out.
 //!
-//! A record may come from anybody, so that every count in it is bounded; its texts are as they were written, and whoever
-//! shows them makes them fit to be shown.
+//! A record may come from anybody, so every count in it is bounded. Its texts are unchanged: code that shows them must
+//! make them printable.
 #![forbid(unsafe_code)]
 
 mod event;
@@ -57,7 +57,7 @@ pub struct Header {
     /// The options of each arm, in words of the command line; empty in records of before they were kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<Vec<String>>,
-    /// How windows were cut, of a live program.
+    /// The lengths of windows, for a live program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windows: Option<Windows>,
     /// The load of the servers, if they run side by side.
@@ -105,7 +105,7 @@ impl Header {
     }
 }
 
-/// How windows come about.
+/// The origin of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Design {
@@ -135,11 +135,11 @@ pub struct Load {
     /// Connections, each with one request at a time; absent if a command makes the load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u32>,
-    /// How often all servers are started.
+    /// Number of starts of all servers.
     pub starts: u32,
 }
 
-/// How the windows of a live program were cut.
+/// The lengths of windows of a live program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Windows {
     /// Seconds of a window.
@@ -233,12 +233,12 @@ impl Record {
         Ok(Self { header, events })
     }
 
-    /// The whole blocks, in their order, with their switches where these count.
+    /// The whole blocks, in their order, with their switches if these count.
     pub fn blocks(&self) -> Vec<Measured> {
         self.timed_blocks().map(|block| self.counted(block)).collect()
     }
 
-    /// A block, with its switches where these count.
+    /// A block, with its switches if these count.
     pub fn counted(&self, block: &TimedBlock) -> Measured {
         if self.counts_switches() { block.with_switches() } else { block.measured }
     }
@@ -248,7 +248,7 @@ impl Record {
         self.header.windows.is_some_and(|windows| windows.with_switches)
     }
 
-    /// The whole blocks with what was noted beside them.
+    /// The whole blocks with the other measurements of their windows.
     pub fn timed_blocks(&self) -> impl Iterator<Item = &TimedBlock> {
         self.events.iter().filter_map(|event| if let Event::Block(block) = event { Some(&**block) } else { None })
     }

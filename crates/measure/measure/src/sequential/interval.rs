@@ -47,7 +47,7 @@ mod tests {
         assert!(median_interval(&[f64::NAN; 20]).is_none());
     }
 
-    /// The measurement is ended by whoever wants the interval to miss the truth.
+    /// The measurement is ended at the moment that is worst for the interval.
     #[test]
     fn the_interval_holds_the_truth_at_any_end() {
         let (mut missed, runs) = (0, 1000);

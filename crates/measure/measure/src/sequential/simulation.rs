@@ -1,10 +1,10 @@
-//! Simulated servers, each measured by the rule: how often something false is kept.
+//! Simulated servers, each measured by the rule: the rate at which a false gain is kept.
 
 use super::*;
 use crate::random::Random;
 use crate::toggle::{Block, Blocks, Measured, Per, Treatment, Window};
 
-/// How the rate of a server varies between windows.
+/// The variation of a server's rate between windows.
 #[derive(Clone, Copy, Debug)]
 struct Noise {
     /// Scale of a window's own variation.

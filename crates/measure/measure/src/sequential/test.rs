@@ -17,7 +17,7 @@ pub struct Rule {
     pub put_back_at: f64,
     /// E-value against "the lift does no harm".
     pub harm_at: f64,
-    /// E-value of the control on either side at which the measurement says nothing.
+    /// E-value of the control on either side at which the measurement has no result.
     pub control_at: f64,
     /// Blocks of the lift after which it ends undecided.
     pub most_blocks: u32,
@@ -37,13 +37,13 @@ impl Default for Rule {
     }
 }
 
-/// How a measurement ends.
+/// The end of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Decision {
     /// The lift gains more than the least gain.
     Keep,
-    /// The lift gains less than what is worthwhile.
+    /// The lift gains less than the least gain.
     PutBack,
     /// The program is slower with the lift.
     Harm,

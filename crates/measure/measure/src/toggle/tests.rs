@@ -3,8 +3,7 @@ use crate::random::Random;
 
 mod controls;
 
-/// A server of which nothing is known but what servers are like: its rate wanders, some windows are hit hard, and the
-/// treatment changes it by `factor`.
+/// A typical server: its rate wanders, some windows are disturbed strongly, and the treatment changes it by `factor`.
 struct Server {
     random: Random,
     level: f64,

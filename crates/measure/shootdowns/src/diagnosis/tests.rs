@@ -131,7 +131,7 @@ fn the_settings_of_a_runtime_are_told() {
     assert_eq!(java.settings(), wanted);
 }
 
-/// A process with so many paths of equal weight, alternating between its allocator and the program.
+/// A process with this number of paths of equal weight, alternating between its allocator and the program.
 fn process(paths: usize, effective_stacks: f64) -> ProcessSummary {
     let path = |number: usize| {
         let function = if number.is_multiple_of(2) { "cfree" } else { "main" };
@@ -143,7 +143,7 @@ fn process(paths: usize, effective_stacks: f64) -> ProcessSummary {
 
 #[test]
 fn shares_are_those_of_all_paths() {
-    // Twice the number of paths that were once kept: each has a share below that of a finding.
+    // Twice the number of paths that were once kept: each has a share below the least share of a finding.
     let findings = glibc().diagnose(&process(200, 1000.0), 1.0).findings;
     let shares: Vec<f64> = findings.iter().map(|finding| (100.0 * finding.share).round()).collect();
     assert_eq!(shares, [50.0, 50.0], "{findings:?}");

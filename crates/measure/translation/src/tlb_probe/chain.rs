@@ -8,7 +8,7 @@ use fastrand::Rng;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-/// Where the orders of lines begin.
+/// Seed for the orders of lines.
 const SEED: u64 = 0x7461_626c_6520_6f66;
 
 /// The positions of a chain's slots in its region.
@@ -23,9 +23,9 @@ pub(crate) enum Layout {
 /// The common parameters of both layouts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slots {
-    /// How many.
+    /// Number of slots.
     pub count: usize,
-    /// Where.
+    /// Their positions.
     pub layout: Layout,
     /// Bytes of a cache line.
     pub line: usize,
@@ -83,10 +83,10 @@ pub(crate) struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    /// Writes the chain. For code the region is executable afterwards, and not writable.
+    /// Writes the chain. A region for code is executable afterwards, and not writable.
     ///
     /// # Panics
-    /// Where the slots do not fit into the region.
+    /// If the slots do not fit into the region.
     pub(crate) fn write(region: &'a Region, slots: Slots, next: &[u32], access: Access) -> Result<Self, NoMemory> {
         assert!(slots.bytes() <= region.bytes() && next.len() == slots.count, "the slots must fit");
         if access == Access::Code {
@@ -203,7 +203,7 @@ mod machine {
     }
 }
 
-/// The generator for the order of so many lines.
+/// The generator for the order of this number of lines.
 pub(crate) fn random_of(count: usize) -> Rng {
     Rng::with_seed(SEED ^ count as u64)
 }

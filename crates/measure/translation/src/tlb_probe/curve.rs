@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Translation of one access where `slots` lines are visited in turn.
+/// Translation of one access if `slots` lines are visited in turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Lines, one in each stretch as long as a base page.
@@ -51,7 +51,7 @@ pub struct Curve {
 /// suffices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Levels {
-    /// Footprint that costs nothing that can be measured: the first level's reach. Absent where even the smallest costs.
+    /// Footprint without a measurable cost: the first level's reach. Absent if even the smallest costs.
     pub first_reach: Option<u64>,
     /// Cost of an access that misses the first level and hits the second, in ns. Absent if the curve never rises.
     pub second_hit: Option<f64>,
@@ -100,7 +100,7 @@ impl Curve {
         let Some(start) = self.points.get(free).map(|point| point.footprint) else {
             return Levels { first_reach, ..Levels::default() };
         };
-        // The plateau behind the first rise: what two to eight times the first level's reach costs.
+        // The plateau behind the first rise: the cost of two to eight times the first level's reach.
         let plateau = |point: &&(u64, f64)| point.0 >= start && point.0 <= start.saturating_mul(BEYOND);
         let all: Vec<(u64, f64)> = self.points.iter().map(|point| point.footprint).zip(times).collect();
         let costs = sorted(all.iter().filter(plateau).map(|(_, time)| *time));
@@ -118,7 +118,7 @@ impl Curve {
         }
     }
 
-    /// The translation at this footprint or, where it was not measured, at the next smaller one.
+    /// The translation at this footprint or, if it was not measured, at the next smaller one.
     pub fn translation_at(&self, footprint: u64) -> Option<f64> {
         let below = |point: &&Point| point.footprint <= footprint;
         self.points.iter().filter(below).max_by_key(|point| point.footprint).map(|point| point.translation.max(0.0))

@@ -34,8 +34,8 @@ const LINE: usize = 64;
 pub struct Options {
     /// Time for all passes. Every footprint gets its samples, five at least in each, even if that takes longer.
     pub time: Duration,
-    /// No larger footprint is begun after so much time: an emulated CPU takes minutes where others take a second. The curves
-    /// then end before, and may show no level.
+    /// No larger footprint is begun after this time: an emulated CPU takes minutes for a second's work of others. The
+    /// curves then end before, and may show no level.
     pub most: Duration,
     /// The largest footprint in bytes. Twice as much memory and a little more is used at the same time.
     pub memory: u64,
@@ -65,8 +65,9 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// TLBs that would show the times that were measured, for a CPU that describes none. Each array is assumed to be fully
-    /// associative and to hold pages of all sizes: neither can be measured. `None` where the curves do not show both levels.
+    /// TLBs that would show the measured times, for a CPU that describes none. Each array is assumed to be fully
+    /// associative and to hold pages of all sizes: neither can be measured. `None` if the curves do not show both
+    /// levels.
     pub fn geometry(&self) -> Option<Geometry> {
         let level = |entries| vec![ArrayShape::full(Sizes::ALL, entries)];
         let ((code, second_code), (data, second_data)) = (self.code.entries()?, self.data.entries()?);
@@ -99,7 +100,7 @@ pub(crate) fn measure_once(options: &Options) -> Probe {
     Probe { base_page, virtual_machine, data, code, lift_costs: None, verdict, passes: 1, load: None }
 }
 
-/// Entries for base pages of data in the second level; `None` where it has none.
+/// Entries for base pages of data in the second level; `None` if it has none.
 fn entries(geometry: &Geometry) -> Option<u64> {
     let (Second::Shared(arrays) | Second::Split { data: arrays, .. }) = &geometry.second;
     let shift = base_page().bytes().trailing_zeros() as u8;
@@ -107,7 +108,7 @@ fn entries(geometry: &Geometry) -> Option<u64> {
     Some(entries).filter(|entries| *entries > 0)
 }
 
-/// A page size, and why it is known not to be had.
+/// A page size, and why it is unavailable.
 type Candidate = (Backing, Option<String>);
 
 /// Base pages, transparent huge pages, and the pools that have free pages.
@@ -115,7 +116,7 @@ fn backings() -> Vec<Candidate> {
     let facts = machine_facts(std::process::id() as i32);
     let off = |mode| (mode == ThpMode::OffInProcess).then(|| Reason::ThpOffInProcess.to_string());
     let transparent = facts.thp.map(|thp| (Backing::Transparent(thp.size), off(thp.mode)));
-    // A pool of the same size as transparent huge pages shows the same once more.
+    // A pool of the same size as transparent huge pages would show the same times again.
     let shown = transparent.iter().filter(|(_, off)| off.is_none()).map(|(backing, _)| backing.page()).next();
     let pools = facts.pools.iter().filter(|pool| pool.available > 0 && Some(pool.size) != shown);
     let pools: Vec<Candidate> = pools.map(|pool| (Backing::Pool(pool.size), None)).collect();
@@ -188,7 +189,7 @@ struct Samples<'a> {
 }
 
 impl Samples<'_> {
-    /// The points of all page sizes where `count` lines are visited.
+    /// The points of all page sizes for `count` visited lines.
     fn at(&self, count: usize, time: Duration) -> Result<Vec<Option<Point>>, NoMemory> {
         let next = cycle(count, &mut random_of(count));
         let stretch = base_page().bytes() as usize;

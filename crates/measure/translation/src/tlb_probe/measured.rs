@@ -45,7 +45,7 @@ impl Measured {
         base.levels.second_reach.filter(|_| base.levels.walk.is_some())
     }
 
-    /// Entries of the two levels for base pages, as far as the curve shows them; the number for the second level is
+    /// Entries of the two levels for base pages, if the curve shows them; the number for the second level is
     /// [`Measured::pages_held`].
     pub(crate) fn entries(&self) -> Option<(usize, usize)> {
         let first = base_page().pages_for(self.base()?.levels.first_reach?);

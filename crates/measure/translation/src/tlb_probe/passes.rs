@@ -44,7 +44,7 @@ fn merged(mut passes: Vec<Probe>) -> Probe {
     middle
 }
 
-/// The least and the most; `None` where one is missing.
+/// The least and the most; `None` if one is missing.
 fn range(values: impl Iterator<Item = Option<u64>>) -> Option<(u64, u64)> {
     let values = values.collect::<Option<Vec<_>>>()?;
     Some((*values.iter().min()?, *values.iter().max()?))

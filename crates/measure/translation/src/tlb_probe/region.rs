@@ -22,7 +22,7 @@ pub enum NoMemory {
         /// The error.
         errno: Errno,
     },
-    /// The kernel has not backed all of it by such pages.
+    /// The kernel has backed only a part by such pages.
     #[error(
         "{found} MiB of {wanted} MiB are on such pages: memory is fragmented; fix: echo 1 > /proc/sys/vm/compact_memory"
     )]
@@ -87,11 +87,11 @@ impl Region {
         Ok((region, time))
     }
 
-    /// Copies what the other region holds, which is as long.
+    /// Copies the contents of the other region, which has the same length.
     pub(crate) fn copy_from(&self, other: &Self) {
         let bytes = self.bytes.min(other.bytes);
         // SAFETY:
-        // - both regions have so many bytes, which nobody else uses.
+        // - both regions have this number of bytes, which nobody else uses.
         // - they are two mappings, which do not overlap.
         unsafe { self.start.copy_from_nonoverlapping(other.start, bytes) };
     }

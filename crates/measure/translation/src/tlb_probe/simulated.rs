@@ -1,5 +1,5 @@
-//! How far the second level reaches by the sizes that CPUID gives, simulated on the chains that were measured, and how many
-//! neighbouring pages an entry holds by what was measured.
+//! The second level's reach by the sizes that CPUID gives, simulated on the measured chains, and the number of
+//! neighbouring pages in an entry that fits the measurement.
 
 use crate::tlb_probe::chain::{Access, cycle, random_of};
 use crate::tlb_probe::curve::{Curve, Point};
@@ -16,20 +16,20 @@ const MARGIN: f64 = 2.25;
 /// The second level's reach with base pages.
 #[derive(Clone, Debug, Serialize)]
 pub struct Simulated {
-    /// Where the sizes of the TLBs are from.
+    /// Source of the sizes of the TLBs.
     pub source: String,
-    /// Bytes, where each entry holds one page.
+    /// Bytes, if each entry holds one page.
     pub by_cpuid: u64,
     /// Bytes that were measured.
     pub measured: u64,
     /// Pages in an entry with which the simulation comes nearest to that.
     pub joined: u32,
-    /// Bytes, where each entry holds so many.
+    /// Bytes, if each entry holds so many.
     pub nearest: u64,
 }
 
 impl Simulated {
-    /// From the times of base pages; `None` where they were not measured up to their walks.
+    /// From the times of base pages; `None` if they were not measured up to their walks.
     pub(crate) fn of(base: &Series, access: Access, geometry: &Geometry) -> Option<Self> {
         let found = base.levels.second_reach?;
         let shift = base.backing.page().bytes().trailing_zeros() as u8;
@@ -42,14 +42,14 @@ impl Simulated {
         Some(Self { source: geometry.source.clone(), by_cpuid, measured: found, joined: 1 << log2, nearest })
     }
 
-    /// True where simulation and measurement agree within the margin of two steps.
+    /// True if simulation and measurement agree within the margin of two steps.
     pub fn agrees(&self) -> bool {
         let ratio = self.nearest as f64 / self.measured as f64;
         (1.0 / MARGIN..=MARGIN).contains(&ratio)
     }
 }
 
-/// The second level's reach of a simulated curve: hits and walks cost in it what they were measured to cost.
+/// The second level's reach of a simulated curve, with the measured costs of hits and walks.
 fn reach(geometry: &Geometry, access: Access, shift: u8, measured: &Series) -> Option<u64> {
     let (hit, walk) = (measured.levels.second_hit?, measured.levels.walk?);
     let side = match access {
@@ -86,7 +86,7 @@ mod tests {
         }
     }
 
-    /// Times as of a CPU whose second level holds so many pages.
+    /// Times of a CPU whose second level holds this number of pages.
     fn measured(reach: usize) -> Series {
         let slots = (4..=15).flat_map(|bits| [1usize << bits, 3 << (bits - 1)]);
         let point = |slots: usize| {
@@ -142,7 +142,7 @@ mod tests {
             assert_eq!(simulated.by_cpuid, 4096 * 4096, "{simulated:?}");
             assert!(simulated.agrees() && simulated.joined == 1, "{simulated:?}");
             assert_eq!(measured.reach(), Some(simulated.measured));
-            // A TLB of 512 entries is beyond the margin where each holds one page.
+            // A TLB of 512 entries is beyond the margin if each holds one page.
             let small = Simulated::of(measured.base().unwrap(), Access::Code, &known_cpu("zen3").unwrap()).unwrap();
             assert!((small.by_cpuid as f64) < small.measured as f64 / MARGIN, "{small:?}");
             let verdict = Verdict::of(&measured, &Measured::default(), Some(true), None).unwrap();

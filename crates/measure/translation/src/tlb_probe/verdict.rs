@@ -10,7 +10,7 @@ use serde::Serialize;
 const FEW_ENTRIES: u64 = 512;
 /// The most base pages in an entry that is likely: AMD's CPUs and some of Arm's join four.
 const JOINED: u64 = 4;
-/// A reach in bytes beyond that of most CPUs: 4,096 entries, each for four pages of 4 KiB.
+/// A reach in bytes that most CPUs do not exceed: 4,096 entries, each for four pages of 4 KiB.
 const USUAL_REACH: u64 = 64 << 20;
 
 /// The time that huge pages save here.
@@ -26,7 +26,7 @@ pub struct Verdict {
     /// machine's memory by smaller pages than its guest uses. False if it costs none. Absent if not even base pages
     /// walk at the compared footprint: huge pages without walks then prove nothing.
     pub splintered: Option<bool>,
-    /// Where that is absent, the footprint in bytes that is likely to show it.
+    /// If that is absent, the footprint in bytes that is likely to show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub needed: Option<u64>,
     /// True if the CPU reports that it is virtual.
@@ -46,7 +46,7 @@ pub struct Compared {
     pub bases: (f64, f64),
     /// The least and the most with huge pages.
     pub huges: (f64, f64),
-    /// The least and the most of the share that huge pages save, 0 to 1; absent where base pages cost nothing, and after one pass.
+    /// The least and the most of the share that huge pages save, 0 to 1; absent if base pages cost nothing, and after one pass.
     pub shares: Option<(f64, f64)>,
 }
 
@@ -82,8 +82,8 @@ impl Compared {
 }
 
 impl Verdict {
-    /// From the times of loads and of code; `entries` are those for base pages of data in the TLB's last level, where these are
-    /// known. `None` where base pages or huge pages could not be measured.
+    /// From the times of loads and of code; `entries` is the number for base pages of data in the TLB's last level, if
+    /// known. `None` if base pages or huge pages could not be measured.
     pub fn of(data: &Measured, code: &Measured, virtual_machine: Option<bool>, entries: Option<u64>) -> Option<Self> {
         let (base, huge) = pair(data)?;
         let compared = compare(base, huge)?;
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(verdict.splintered, Some(true));
     }
 
-    /// `probe --memory 16M` where the second level reaches farther.
+    /// `probe --memory 16M` if the second level reaches farther.
     #[test]
     fn where_base_pages_do_not_walk_the_host_is_not_seen() {
         let base = [(1 << 16, 0.0), (1 << 18, 0.0), (1 << 19, 3.0), (1 << 21, 3.0), (1 << 24, 3.0)];

@@ -19,8 +19,8 @@ const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 /// The target of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A process: all its threads, and those that they start. Before Linux 5.13 also the processes that they start, which
-    /// [`Counts::with_children`] says.
+    /// A process: all its threads, and the threads that they start. Before Linux 5.13 also the processes that they
+    /// start, as [`Counts::with_children`] shows.
     Process(i32),
     /// A process with all its threads, and the threads and processes that these start from now on.
     ProcessWithChildren(i32),
@@ -72,7 +72,7 @@ pub struct Counting {
     events: Vec<Vec<Counter>>,
 }
 
-/// Where counters are opened: a thread or a CPU.
+/// A place for counters: a thread or a CPU.
 #[derive(Clone, Copy)]
 enum Place {
     Thread(i32),
@@ -85,7 +85,7 @@ enum Place {
 struct Scope {
     /// The kernel's work is counted too.
     with_kernel: bool,
-    /// Only threads of its own process are counted among those that a thread starts.
+    /// Only the process's own threads are counted, not the processes that its threads start.
     threads_only: bool,
 }
 
@@ -274,7 +274,7 @@ fn places(target: Target, family: &Family, devices: &Path) -> Result<Vec<Place>,
             threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).map(Place::Thread).collect()
         }
         Target::System => {
-            // Where there are several kinds of cores, the PMU of each names its own.
+            // If there are several kinds of cores, the PMU of each names its own.
             let cpus = match &family.pmu {
                 Some(pmu) => linux::text::text_of(devices.join(pmu).join("cpus")).map(|text| cpu_list(&text)),
                 None => online_cpus(),
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(in_use(zen.clone(), Path::new("/nowhere")).unwrap(), zen, "a CPU with one kind of cores");
     }
 
-    /// With a PMU there are counts, without one there is the reason.
+    /// The process is counted if there is a PMU; otherwise the reason is reported.
     #[test]
     fn this_process_is_counted_or_the_reason_is_said() {
         match Counting::start(Target::Process(std::process::id() as i32)) {

@@ -140,11 +140,11 @@ impl Cpus {
 pub struct Family {
     /// Its name.
     pub name: String,
-    /// Where the codes are from.
+    /// Source of the codes.
     pub source: String,
-    /// Page walkers that can work at the same time, where that is published.
+    /// Number of page walkers that can work at the same time, if published.
     pub walkers: Option<u32>,
-    /// Where that is published.
+    /// Source of this number.
     pub walkers_source: Option<String>,
     /// The kernel's name for the PMU of this kind of core, on CPUs with several.
     pub pmu: Option<String>,

@@ -15,7 +15,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// The count for a time of so many nanoseconds; `None` where no counter was ever free.
+    /// The count for a time in nanoseconds; `None` if no counter was ever free.
     fn scaled_to(&self, time: u64) -> Option<f64> {
         (self.running > 0).then(|| self.raw as f64 * (time as f64 / self.running as f64).max(1.0))
     }
@@ -116,7 +116,7 @@ pub struct EventCount {
 pub struct Counts {
     /// Name of the family.
     pub family: String,
-    /// Where its codes are from.
+    /// Source of its codes.
     pub source: String,
     /// Page walkers.
     pub walkers: Option<u32>,
@@ -209,18 +209,18 @@ impl Counts {
     }
 
     /// Time in nanoseconds for which an event is wanted. If a CPU has several kinds of cores, the kernel also includes
-    /// the time on other cores; the time on these is at least that of the event that was counted longest, usually
+    /// the time on other cores; the time on these is at least the time of the event that was counted longest, usually
     /// cycles or instructions, each with a separate counter.
     fn wanted(&self, counted: &Counted) -> u64 {
         if self.on_some_cores { self.counted().map(|each| each.running).max().unwrap_or(0) } else { counted.enabled }
     }
 
-    /// False where what is counted has not run on cores of this kind.
+    /// False if the target has not run on cores of this kind.
     pub fn has_run(&self) -> bool {
         !self.on_some_cores || self.counted().next().is_none() || self.counted().any(|counted| counted.running > 0)
     }
 
-    /// The smallest share of the time on these cores that any event was counted; 1 where none had to share a counter.
+    /// The smallest share of the time on these cores that any event was counted; 1 if none had to share a counter.
     pub fn least_share(&self) -> f64 {
         let counted = self.counted().filter(|counted| counted.running > 0);
         counted.map(|counted| counted.share_of(self.wanted(&counted))).fold(1.0, f64::min)
@@ -253,7 +253,7 @@ pub struct SideWalks {
     pub walks: Measured,
     /// Misses in the first TLB that hit in the second, per 1,000 instructions.
     pub l2_hits: Measured,
-    /// Share of all walks that ended at pages of a size, where both were counted. Not all sizes may be.
+    /// Share of all walks that ended at pages of a size, if both were counted. Not all sizes may be counted.
     pub sizes: Vec<(What, f64)>,
     /// Cycles in which the pipeline waited for translation, over all cycles.
     pub stalls: Measured,
@@ -339,7 +339,7 @@ impl Walks {
     }
 }
 
-/// Cycles with a walk. With one walker no two walks are in progress at once, so their sum over cycles is the share.
+/// Cycles with a walk. One walker never has two walks in progress, so their sum over cycles is the share.
 fn active(counts: &Counts, of: &dyn Fn(What) -> Measured) -> Measured {
     match of(What::Active) {
         Measured::NotCounted(_) if counts.walkers == Some(1) => of(What::Pending),

@@ -1,4 +1,4 @@
-//! Instruction-based sampling of AMD CPUs (IBS): how long page walks take, which no event of theirs counts.
+//! Instruction-based sampling of AMD CPUs (IBS): the duration of page walks, which none of their events counts.
 
 mod decoding;
 mod pmu;

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// the process ran at the same time.
 const NANOSECONDS_PER_PAGE: f64 = 100.0;
 
-/// Marks that are cleared together, by what is written to `/proc/PID/clear_refs` (proc_pid_clear_refs(5)).
+/// Marks that are cleared together, by the value written to `/proc/PID/clear_refs` (proc_pid_clear_refs(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cleared {
@@ -40,7 +40,7 @@ impl Cleared {
 pub struct LeftOut {
     /// Anonymous memory, in resident bytes; 0 if it was read.
     pub anonymous: u64,
-    /// Everything from this address on, where reading would have met a mapping that takes too long.
+    /// Everything from this address on, if reading would have met a mapping that takes too long.
     pub from: Option<u64>,
     /// Time in milliseconds for which its threads might have to wait otherwise, estimated.
     pub needed_milliseconds: u64,

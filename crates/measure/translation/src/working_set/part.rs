@@ -1,4 +1,4 @@
-//! Kinds of memory, and what is marked of each.
+//! Kinds of memory, and their marks.
 
 use address_space::{Mapping, MappingName, MappingUsage, PageSize};
 use serde::Serialize;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::AddAssign;
 
-/// A kind of memory, by what the map of the process says.
+/// A kind of memory, according to the map of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
@@ -18,7 +18,7 @@ pub enum Part {
     Data,
     /// The brk area.
     Heap,
-    /// Other writable private memory: what allocators map, stacks of threads, bss.
+    /// Other writable private memory: mappings of allocators, stacks of threads, bss.
     Anonymous,
     /// The first thread's stack.
     Stack,
@@ -64,7 +64,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// A number of TLB entries, as far as smaps shows it: smaps counts bytes of a mapping, not which pages they are.
+/// A number of TLB entries, bounded by smaps, which counts bytes of a mapping without naming pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Entries {
     /// At least so many.

@@ -1,10 +1,10 @@
-//! How many pages the TLBs of this machine hold: as CPUID describes them, as is known for the model ([`estimate::tlb_model::own_cpu`]), or
-//! as was measured.
+//! The number of pages that the TLBs of this machine hold: as CPUID describes them, as is known for the model
+//! ([`estimate::tlb_model::own_cpu`]), or as measured.
 
 use estimate::tlb_model::{ArrayShape, Geometry, Second, own_cpu};
 use serde::Serialize;
 
-/// Sizes of pages as shifts: CPUID reports those of x86-64 only.
+/// Sizes of pages as shifts, only on x86-64, since CPUID reports no others.
 const CLASSES: [(PageClass, u8); 2] = [(PageClass::Base, 12), (PageClass::Huge, 21)];
 
 /// The accesses that a TLB translates.
@@ -45,7 +45,7 @@ pub struct Level {
 /// Base pages that the last level was measured to hold (`pagelift probe`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HeldPages {
-    /// Pages of code; `None` where that was not measured.
+    /// Pages of code; `None` if not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<u64>,
     /// Pages of data.

@@ -44,8 +44,8 @@ impl Reading {
         self.parts.values().map(|marks| marks.marked).sum()
     }
 
-    /// Page walks that there must have been: marks of private anonymous memory beyond what page faults explain. On x86-64
-    /// only: elsewhere the kernel may mark several pages for one (contiguous entries of AArch64).
+    /// Certain page walks: marks of private anonymous memory that page faults do not explain. On x86-64 only: elsewhere
+    /// the kernel may mark several pages for one (contiguous entries of AArch64).
     fn walks(&self) -> u64 {
         if !cfg!(target_arch = "x86_64") {
             return 0;
@@ -85,7 +85,7 @@ pub struct Cost {
     pub total: f64,
 }
 
-/// At least so many page walks in so much time.
+/// A lower bound of page walks in a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WalkBound {
     /// Walks.
@@ -112,11 +112,11 @@ pub struct WorkingSet {
     pub cleared: Cleared,
     /// The memory that was not read.
     pub left_out: Option<LeftOut>,
-    /// The readings of one round: the median of all by what its last reading has marked.
+    /// The readings of one round: the median of all rounds by the marks of the last reading.
     pub curve: Vec<Reading>,
     /// When that round began, as [`Round::begun`].
     pub begun: f64,
-    /// A lower bound of page walks, from the reading that gives the highest rate; `None` where none can be given.
+    /// A lower bound of page walks, from the reading that gives the highest rate; `None` if none can be given.
     pub walks: Option<WalkBound>,
     /// The cost.
     pub cost: Cost,

@@ -1,4 +1,4 @@
-//! Whether the TLBs hold the pages in use.
+//! Decides whether the TLBs hold the pages in use.
 
 use crate::working_set::{Holds, Part, PartMarks, Reach, Reading, WorkingSet};
 use serde::Serialize;
@@ -101,7 +101,7 @@ fn all_of_data(last: &Reading) -> u64 {
     last.parts.iter().filter(|(part, _)| **part != Part::Code).map(|(_, marks)| marks.pages.most).sum()
 }
 
-/// `rate` is the highest number of pages marked in a millisecond of CPU time, where a short time was measured.
+/// `rate` is the highest number of pages marked in a millisecond of CPU time, if a short time was measured.
 fn verdict(marks: &PartMarks, rate: Option<f64>, entries: Option<u64>, competing: u64) -> Verdict {
     if marks.huge as f64 >= MOSTLY * marks.resident as f64 && marks.huge > 0 {
         return Verdict::Huge;

@@ -1,11 +1,11 @@
-//! Ends requests for which clients wait too long, where a protocol has a way: a read of PostgreSQL's client has no time limit.
+//! Ends requests for which clients wait too long, if the protocol can: a read of PostgreSQL's client has no time limit.
 
 use std::time::{Duration, Instant};
 
-/// How often a wait looks whether the clients have ended.
+/// Interval between checks that the clients have ended.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Has the server give up the request of one connection.
+/// Makes the server give up the request of one connection.
 pub(super) type Cancel = Box<dyn Fn() + Send + Sync>;
 
 /// Waits until clients that have received the request to stop have ended, and cancels their requests once `is_over`

@@ -25,8 +25,8 @@ pub struct ClientLoad {
 }
 
 impl ClientLoad {
-    /// Reads an address with its request: `redis://127.0.0.1:{port}?query=GET k{1..1000}`. `None` where it names no protocol
-    /// that is spoken here.
+    /// Reads an address with its request: `redis://127.0.0.1:{port}?query=GET k{1..1000}`. `None` if it names no
+    /// supported protocol.
     ///
     /// # Errors
     /// The missing part.
@@ -103,12 +103,12 @@ impl Clients {
         self.connections.iter().filter_map(|(connection, _)| connection.cancel()).collect()
     }
 
-    /// The connections, and what they ask.
+    /// The connections, and their request.
     pub(super) fn into_parts(self) -> (Vec<Client>, Pattern) {
         (self.connections, self.request)
     }
 
-    /// Asks for a while; only what is done between the two readings counts.
+    /// Sends requests for a while; only answers between the two readings count.
     pub(super) fn burst(
         &mut self,
         conduct: &Conduct<'_>,

@@ -1,4 +1,4 @@
-//! The number that counts in what a load prints. Pure.
+//! The number to read from the output of a load. Pure.
 
 use regex::Regex;
 
@@ -42,10 +42,10 @@ impl Metric {
         Ok(Self { regex, group: 1, kind: Kind::Rate })
     }
 
-    /// Units of work done in a burst of so many seconds, by the last match in what the load has printed.
+    /// Units of work done in a burst of so many seconds, by the last match in the load's output.
     ///
     /// # Errors
-    /// The text that was found instead.
+    /// The text found instead.
     pub(super) fn work_in(&self, output: &str, seconds: f64) -> Result<f64, String> {
         let matches = self.regex.captures_iter(output);
         let number = matches.filter_map(|found| found.get(self.group)).last().ok_or_else(|| {

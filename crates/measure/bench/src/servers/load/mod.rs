@@ -30,7 +30,7 @@ pub enum LoadSource {
     Tool(String, Option<Metric>),
 }
 
-/// How long bursts are.
+/// Lengths of bursts.
 #[derive(Clone, Copy, Debug)]
 pub struct Bursts {
     /// The measured time.

@@ -17,7 +17,7 @@ pub(super) enum Protocol {
     MySql,
     /// PostgreSQL, simple query protocol.
     Postgres,
-    /// RESP: Redis and what speaks like it.
+    /// RESP: Redis and compatible servers.
     Resp,
     /// HTTP/1.1, connections kept.
     Http,

@@ -23,13 +23,13 @@ pub struct RunningLoad {
     cancels: Vec<Cancel>,
 }
 
-/// How long a request is waited for once the load has to stop.
+/// Time to wait for a request once the load has to stop.
 const TO_ANSWER: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct State {
     answers: AtomicU64,
-    /// How long each client's requests have waited, until somebody takes the times; a list for each client, so that they do not
+    /// Waiting times of each client's requests, until they are taken; a list for each client, so that clients do not
     /// wait for each other.
     times: Mutex<Vec<Arc<Mutex<Vec<Duration>>>>>,
     /// Somebody takes them.
@@ -43,7 +43,7 @@ impl State {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Keeps the first reason; what breaks once it has to stop is none.
+    /// Keeps the first reason; failures after the request to stop do not count.
     fn fails(&self, why: String) {
         if !self.stop.swap(true, Ordering::Relaxed) {
             *locked(&self.failure) = Some(why);
@@ -115,7 +115,7 @@ impl Drop for RunningLoad {
     }
 }
 
-/// The threads of clients, and what cancels their requests.
+/// The threads of clients, and the cancellations of their requests.
 type Threads = (Vec<JoinHandle<()>>, Vec<Cancel>);
 
 fn clients_of(load: &ClientLoad, count: u32, place: &Place, state: &Arc<State>) -> Result<Threads, String> {

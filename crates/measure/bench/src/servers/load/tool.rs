@@ -1,4 +1,4 @@
-//! A load generator of somebody else: a shell command for each burst, and the number that it prints.
+//! A foreign load generator: a shell command for each burst, and the number that it prints.
 
 use super::super::Place;
 use super::metric::Metric;
@@ -15,12 +15,12 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// How often a wait looks whether it was interrupted.
+/// Interval between checks of a wait for an interruption.
 const LOOK: Duration = Duration::from_millis(50);
 /// The time that a load has to end after the request.
 const TO_END: Duration = Duration::from_secs(3);
 
-/// The command, and what counts in its output.
+/// The command, and the metric in its output.
 pub(in crate::servers) struct Tool<'a> {
     pub(super) command: &'a str,
     pub(super) metric: Option<&'a Metric>,
@@ -94,7 +94,7 @@ fn end(group: Pid, receiver: &Receiver<io::Result<ExitStatus>>) {
     }
 }
 
-/// The end of a file, as far as it is kept. The place at which others write is left alone.
+/// The kept end of a file. The position at which others write is left alone.
 pub(in crate::servers) fn end_of(file: &File) -> io::Result<String> {
     let length = file.metadata()?.len();
     let mut bytes = vec![0; length.min(LOAD_OUTPUT.bytes()) as usize];
@@ -109,7 +109,7 @@ pub(in crate::servers) fn end_of(file: &File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes[..filled]).into_owned())
 }
 
-/// The last line that says something, fit to be shown.
+/// The last line with text, made printable.
 pub(in crate::servers) fn last_words(text: &str) -> String {
     let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing").trim();
     last.chars().map(|c| if c.is_control() { '?' } else { c }).take(300).collect()

@@ -1,9 +1,9 @@
-//! The control of simulated experiments in which plain differs from plain by what an experiment itself does: by the place of a
+//! The control of simulated experiments in which the experiment itself makes plain differ from plain: by the place of a
 //! window in its block, by a switch before it, by the load of other servers, by the process.
 
 use super::*;
 
-/// Rates wander, and a window is slower by what precedes it.
+/// Rates wander, and a window is slower because of preceding windows.
 struct Machine {
     noise: Server,
     /// Loss of a window behind a switch.

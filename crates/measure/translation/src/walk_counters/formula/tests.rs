@@ -1,4 +1,4 @@
-//! Counter values as a CPU of each kind gives them, and what they mean by the published formulas.
+//! Counter values as a CPU of each kind gives them, and their meaning by the published formulas.
 
 use super::*;
 use crate::walk_counters::families;
@@ -171,8 +171,8 @@ fn a_count_is_scaled_by_the_time_it_was_counted_and_never_invented() {
     assert_eq!(idle.data.walks, Measured::NotCounted("no instructions at all".into()));
 }
 
-/// A thread that ran for 400 ms on one kind of cores and for 600 on the other, as the kernel counts it on a hybrid CPU: what
-/// was not counted on the other kind is no multiplexing.
+/// A thread that ran for 400 ms on one kind of cores and for 600 on the other, as the kernel counts it on a hybrid CPU:
+/// time on the other kind is no multiplexing.
 #[test]
 fn time_on_cores_of_another_kind_is_not_extrapolated() {
     let on = |raw, running| Some(Counted { raw, enabled: 1_000_000_000, running });
@@ -210,7 +210,7 @@ fn time_on_cores_of_another_kind_is_not_extrapolated() {
     assert_eq!(Walks::of(&recorded).code.cycles, why);
 }
 
-/// Counts of a program in which nothing exceeds what it is a part of.
+/// Counts of a program in which no part exceeds its whole.
 fn consistent(family: &Family) -> Counts {
     let mut counts = family.blank(true);
     let whole = |raw| Some(Counted { raw, enabled: 1_000, running: 1_000 });
@@ -270,7 +270,7 @@ fn every_table_gives_figures_from_what_it_counts() {
     }
 }
 
-/// Where a table counts time in any form, the figures for people have it.
+/// If a table counts time in any form, the printed figures contain it.
 #[test]
 fn no_figure_is_left_out() {
     let named = |name: &str| {

@@ -36,7 +36,7 @@ pub struct Refill {
 pub enum Translation {
     /// There was none: no memory was accessed, the fetch was given up, or this is no whole record.
     None,
-    /// The record does not say how the address was translated, or not how long it took.
+    /// The record does not show the address's translation, or its duration.
     Hidden,
     /// The first TLB had it.
     L1Hit,
@@ -72,7 +72,7 @@ fn bits(register: u64, first: u32, count: u32) -> u16 {
     u16::try_from(register >> first & ((1 << count) - 1)).unwrap_or(u16::MAX)
 }
 
-/// How the load or store of a retired operation was translated: a record of the PMU `ibs_op`.
+/// The translation of the load or store of a retired operation, from a record of the PMU `ibs_op`.
 pub fn data(record: &[u8]) -> Translation {
     let Some(registers) = Registers::of(record) else { return Translation::None };
     let (Some(control), Some(data)) = (registers.at(OP_CTL), registers.at(OP_DATA3)) else { return Translation::None };
@@ -96,7 +96,7 @@ pub fn data(record: &[u8]) -> Translation {
     refilled(missed_l1, missed_l2, Some(cycles), page)
 }
 
-/// How the address of an instruction fetch was translated: a record of the PMU `ibs_fetch`.
+/// The translation of the address of an instruction fetch, from a record of the PMU `ibs_fetch`.
 pub fn code(record: &[u8], cpu: &CpuIdentity) -> Translation {
     let Some(registers) = Registers::of(record) else { return Translation::None };
     let Some(control) = registers.at(FETCH_CTL) else { return Translation::None };

@@ -34,7 +34,7 @@ impl Pmu {
         Some(Self { number, config: bit(switch, "config").unwrap_or(0), without_kernel: bit("swfilt", "config2") })
     }
 
-    /// The event's `config` words, with the kernel's work or without it; `None` where that cannot be had.
+    /// The event's `config` words, with the kernel's work or without it; `None` if the PMU cannot do that.
     pub fn event(&self, with_kernel: bool) -> Option<Raw> {
         let config2 = if with_kernel { 0 } else { self.without_kernel? };
         Some(Raw::new(self.config).config2(config2))

@@ -10,7 +10,7 @@ pub const LEAST_WALKS: u64 = 30;
 /// Standard errors on each side of a mean that make its interval at 95 %.
 const NORMAL_95: f64 = 1.96;
 
-/// How long page walks took.
+/// Duration of page walks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latency {
     /// Page walks that were sampled.
@@ -134,12 +134,12 @@ impl Refills {
     }
 }
 
-/// The time of page walks: what each took in the samples, times how many were counted.
+/// The time of page walks: the mean of the samples, times the count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WalkTime {
     /// The duration of a walk.
     pub walk: Latency,
-    /// By page size, where that is known.
+    /// By page size, if known.
     pub by_page: Vec<(What, Latency)>,
     /// Cycles of all walks over all cycles. Walks overlap with other work and with each other: at most so much.
     pub share: f64,

@@ -17,8 +17,8 @@ const OPERATIONS: u64 = 1 << 18;
 const FETCHES: u64 = 1 << 16;
 /// Bytes of one ring. A sample of some 100 bytes 23,000 times a second fills it in 57 ms.
 const RING: usize = 128 << 10;
-/// The most threads of a process that are sampled: those that have run longest. Each has two rings, which count towards what a
-/// user may lock.
+/// Maximum number of sampled threads of a process; the longest-running are sampled. Each has two rings, which count
+/// towards the memory that a user may lock.
 const THREADS: usize = 32;
 /// Records that are taken from a ring at once, so that it cannot hold the reader for ever.
 const AT_ONCE: usize = 20_000;
@@ -59,7 +59,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Starts taking samples; `None` where this machine has no IBS. [`Target::Children`]: in the thread that starts them.
+    /// Starts taking samples; `None` if this machine has no IBS. [`Target::Children`]: in the thread that starts them.
     pub fn start(target: Target) -> Option<Self> {
         Self::start_at(Path::new(crate::walk_counters::counting::DEVICES), target)
     }
@@ -73,7 +73,7 @@ impl Sampling {
         Some(Self { operations, fetches, cpu: CpuIdentity::read() })
     }
 
-    /// Takes what has come from the rings. They fill within some 50 ms.
+    /// Takes the new samples from the rings, which fill within some 50 ms.
     pub fn drain(&mut self) {
         if let Some(operations) = &mut self.operations {
             operations.drain(decoding::data);
@@ -132,7 +132,7 @@ fn busiest(pid: i32) -> io::Result<Vec<i32>> {
     Ok(threads.into_iter().map(|(_, thread)| thread).collect())
 }
 
-/// Rings at all places; where only some can be had, those.
+/// Rings at all places, or at those that permit one.
 fn opened(pmu: &Pmu, name: &str, period: u64, target: Target) -> Result<Vec<Sampler>, String> {
     let refused = |error: &io::Error| match explained(error, target) {
         NoCounters::NotPermitted { found, needed } => {

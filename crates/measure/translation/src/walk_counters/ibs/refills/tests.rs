@@ -1,4 +1,4 @@
-//! Means of samples, and what they make of counts.
+//! Means of samples, and the times that follow from counts.
 
 use super::*;
 use crate::walk_counters::{Counted, Side, families};

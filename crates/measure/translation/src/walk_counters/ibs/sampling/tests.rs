@@ -21,7 +21,7 @@ fn records(sampling: &Sampling) -> u64 {
     sampling.operations.as_ref().unwrap().tally.refills().records
 }
 
-/// Records arrive, and those that are none of IBS make no estimate; where the kernel permits no rings, that is the reason.
+/// Records arrive, but none from IBS make an estimate; if the kernel permits no rings, the result is that reason.
 fn nothing_is_estimated(sampling: &mut Sampling, mut work: impl FnMut()) {
     let open = sampling.operations.as_ref().unwrap().samplers.is_ok();
     for _ in 0..1_000 {
