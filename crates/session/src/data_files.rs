@@ -31,7 +31,7 @@ pub struct DataFileReport {
     pub resident: u64,
     /// Mapped by huge pages.
     pub huge: u64,
-    /// In the page cache, from the first mapped offset to the last one; `None` where the kernel does not report it.
+    /// In the page cache, from the first mapped offset to the last one; `None` if the kernel does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached: Option<u64>,
     /// In huge folios there.
@@ -60,7 +60,7 @@ impl DataFiles {
     }
 }
 
-/// Looks at the files, brought into huge folios as far as that is wanted. Shared mappings of tmpfs are shared memory.
+/// Reads the state of the files, brought into huge folios if wanted. Shared mappings of tmpfs are shared memory.
 ///
 /// # Errors
 /// The process cannot be read.

@@ -6,7 +6,7 @@ use ptrace::InjectError;
 use std::error::Error;
 use std::io;
 
-/// Why nothing, or not everything, was done. The process runs on unchanged, unless a variant says otherwise.
+/// Why nothing, or not everything, was done. The process runs on unchanged, unless the variant's comment differs.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The process cannot be read.
@@ -34,7 +34,7 @@ pub enum SessionError {
         /// The problem.
         reason: String,
     },
-    /// The request is not possible, in words: what was found, what is needed, the fix.
+    /// The request is not possible, in words: the value found, the value needed, the fix.
     #[error("{0}")]
     Refused(String),
     /// Threads of the process could not be stopped at that moment: they were in uninterruptible sleep or in vfork. Another
@@ -44,12 +44,12 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Returns the kernel's error with what was being done.
+    /// Returns the kernel's error with the failed operation.
     pub(crate) fn io(doing: impl Into<String>, source: io::Error) -> Self {
         Self::Io { doing: doing.into(), source }
     }
 
-    /// A refusal by a process, whose threads may let themselves be stopped later.
+    /// A refusal by a process, whose threads can perhaps be stopped later.
     pub(crate) fn refused(why: String, may_work_later: bool) -> Self {
         if may_work_later { Self::NotNow(why) } else { Self::Refused(why) }
     }

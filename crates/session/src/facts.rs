@@ -52,7 +52,7 @@ pub fn plan_for(
 pub struct Preparation {
     /// The treatment of objects without an image in the store.
     pub missing: MissingImages,
-    /// How files are brought into huge folios.
+    /// The way to bring files into huge folios.
     pub files: FilePreparation,
 }
 
@@ -173,7 +173,8 @@ fn plan_seen(
     let images = images::look(pid, &seen.process, machine, policy, preparation.missing, known);
     (seen.process.images, seen.without_image, seen.not_on_node) = (images.spans, images.missing, images.not_on_node);
     found(&seen.process);
-    // The smaps entries of all mappings cost more to read than all the rest, and matter only where memory is replaced.
+    // Reading the smaps entries of all mappings costs more than all the rest, and they matter only if memory is
+    // replaced.
     let shown = seen.process.images.iter().map(|span| span.range.end());
     let mut end = end_of(&first).into_iter().chain(shown).max().unwrap_or(Address(0));
     loop {

@@ -32,14 +32,14 @@ pub struct Cached {
     pub held: Vec<Hold>,
 }
 
-/// How the files of a process are brought into huge folios before it is lifted.
+/// The way to bring the files of a process into huge folios before it is lifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilePreparation {
     /// They are used in their present state.
     Nothing,
     /// They are collapsed in place, if the kernel can: the process has mapped them already.
     InPlace,
-    /// As far as nobody maps them.
+    /// They are brought into huge folios, except for parts that a process maps.
     Evicting(Prepare),
 }
 
@@ -102,9 +102,9 @@ impl KnownFile {
     }
 }
 
-/// Brings the file of a program that will be executed into huge folios, as far as that is wanted and allowed, and reads
-/// its state. `path` opens it, messages name it as `shown`. `available` returns the free bytes of memory. `None` if the
-/// file cannot be read; a file of which no address can show a huge folio counts as one without any.
+/// Brings the file of a program that will be executed into huge folios, if that is wanted and allowed, and reads its
+/// state. `path` opens it, messages name it as `shown`. `available` returns the free bytes of memory. `None` if the
+/// file cannot be read; a file that shows no huge folio at any base counts as one without any.
 pub fn prepare_program(
     (path, shown): (&Path, &Path),
     reader: &mut ObjectReader,
@@ -133,7 +133,7 @@ pub fn prepare_program(
     Some(KnownFile::of(identity, prepare(&file, shown, start..end, size, effort, limits)))
 }
 
-/// Returns what a user's choice lets a preparation do.
+/// Returns the effort of a preparation for a user's choice.
 pub fn effort_of(how: Prepare) -> Effort {
     match how {
         Prepare::Auto => Effort::Once,
@@ -150,8 +150,8 @@ pub(crate) fn effort_in_place(how: Prepare) -> Effort {
     }
 }
 
-/// Looks at a part of a file that is mapped, after it was prepared. Returns the parts in huge folios, why the others are not,
-/// and what keeps them there.
+/// Reads the state of a mapped part of a file, after it was prepared. Returns the parts in huge folios, the reason for
+/// the others, and the hold that keeps the former there.
 pub(crate) fn prepare_mapped(
     file: &File,
     path: &Path,
@@ -215,8 +215,8 @@ fn shortfall(refusal: &Refusal) -> CacheShortfall {
     CacheShortfall { why: why.to_owned(), fix: fix.map(str::to_owned) }
 }
 
-/// Looks at the files of the chosen objects, as far as their addresses agree with their offsets, after they have been
-/// prepared as is wanted.
+/// Reads the state of the chosen objects' files, if their addresses agree with their offsets, after the files have been
+/// prepared as wanted.
 pub fn look(
     pid: i32,
     process: &ProcessFacts,
@@ -307,7 +307,7 @@ impl Looking<'_> {
 }
 
 /// The private mappings of an object's file that are never written and can contain a huge page. If several files had
-/// the path one after the other, those of the first mapping's file, which [`images::open`] opens.
+/// the path one after the other, only mappings of the first mapping's file, which [`images::open`] opens.
 fn mappings_of<'a>(object: &LoadedObject, space: &'a AddressSpace, size: PageSize) -> Vec<&'a Mapping> {
     let of_path = |m: &&Mapping| !m.shared && m.path() == Some(object.path.as_str());
     let Some(first) = space.mappings().iter().find(of_path) else { return Vec::new() };
@@ -336,7 +336,7 @@ fn not_found(root: &Path, own_path: &Path, path: &str) -> String {
 /// Returns the path by which the process itself can open the object's file, if that is still the same file.
 pub fn own_path(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Result<PathBuf, SessionError> {
     let process = ProcessFiles::of(pid);
-    // With a separate root the process may have no /proc, and its paths begin elsewhere.
+    // A process with a separate root may have no /proc, and its paths begin elsewhere.
     let sees_proc = exists_in_root(&process, Path::new("/proc/self"));
     if object.role == ObjectRole::Executable && sees_proc && executed_metadata(&process).is_some() {
         return Ok(PathBuf::from("/proc/self/exe"));

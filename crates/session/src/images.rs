@@ -37,7 +37,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Opens the store if the policy asks for images.
+    /// Opens the store if the policy requests images.
     pub fn of_store(policy: &Policy) -> Self {
         Self { store: policy.pages.takes_images().then(open_store) }
     }
@@ -89,7 +89,7 @@ pub fn look(
             return images;
         }
     };
-    // In a process that has disabled THP, a tmpfs file is mapped by ordinary pages too.
+    // If a process has disabled THP, ordinary pages map a tmpfs file, too.
     let off = machine.thp.is_some_and(|thp| thp.mode == ThpMode::OffInProcess);
     if off && store.file_system() == FileSystem::Tmpfs {
         images.missing.push(Reason::ThpOffInProcess.to_string());
@@ -165,7 +165,7 @@ fn is_worth_it(object: &LoadedObject, size: PageSize) -> bool {
     !object.image.text_relocations && read_only.map(|s| s.memory.len()).any(|bytes| bytes >= size.bytes())
 }
 
-/// True where huge folios of its file show as much of an object as an image could: an image would only take memory.
+/// True if huge folios of its file show as much of an object as an image could: an image would only take memory.
 fn is_shown_by_its_file(object: &LoadedObject, cached: &[CachedFile], policy: &Policy, size: PageSize) -> bool {
     let Some(file) = cached.iter().find(|file| file.path == object.path && !file.huge.is_empty()) else { return false };
     let (image, bias) = (&object.image, object.bias);
@@ -183,7 +183,7 @@ enum Wanted {
     CopyForTheNode,
 }
 
-/// The file of an object, and what its image has to fit.
+/// The file of an object, and the requirements on its image.
 struct Source<'a> {
     path: &'a str,
     file: File,
@@ -292,7 +292,7 @@ fn may_read_all(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok_and(|process| process.uid() == 0)
 }
 
-/// Opens the file that the process has mapped; `None` where it cannot be opened or has been replaced.
+/// Opens the file that the process has mapped; `None` if it cannot be opened or has been replaced.
 pub fn open(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Option<(File, FileIdentity)> {
     let mapping = space.mappings().iter().find(|m| !m.shared && m.path() == Some(object.path.as_str()))?;
     open_mapped(&ProcessFiles::of(pid), mapping).ok()?

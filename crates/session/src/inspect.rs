@@ -43,7 +43,7 @@ const MOST_HEADER_BYTES: u64 = 16 << 20;
 /// Which pools a plan is made for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pools {
-    /// The pools as they are, so that the plan is what would be done now.
+    /// The pools as they are, so that the plan is the one that a lift would make now.
     #[default]
     AsTheyAre,
     /// Pools with enough pages, so that the plan shows the lift's whole demand.
@@ -146,7 +146,7 @@ pub struct Inspection {
     /// Files in huge folios, and images, that the process maps from other NUMA nodes than its own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub far_pages: Vec<FarPages>,
-    /// The allocator and what is done for its heap; `None` where it is unknown.
+    /// The allocator and what is done for its heap; `None` if it is unknown.
     pub heap: Option<HeapPlan>,
     /// Resident memory of a process and its amount on huge pages; `None` for a file.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -157,7 +157,7 @@ pub struct Inspection {
     /// Data files that a process maps, if their lift is planned.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub data_files: Vec<DataFileReport>,
-    /// The plans for its memory that is lifted in place, of the kinds that the user asked for.
+    /// The plans for its memory that is lifted in place, of the requested kinds.
     #[serde(flatten)]
     pub in_place: InPlaceReports,
     /// True if the program will load shared objects that are not shown here.
@@ -202,7 +202,7 @@ impl Inspection {
         self.plan.planned().saturating_sub(self.now.map_or(0, |now| now.planned_and_huge))
     }
 
-    /// Adds what a start lifts later.
+    /// Adds the ranges that a start lifts later.
     pub fn with_later(mut self, later: &Later) -> Self {
         self.postponed = Postponed::of(later);
         self
@@ -265,8 +265,8 @@ pub fn inspect_process(pid: i32, policy: &Policy, pools: Pools) -> Result<Inspec
 }
 
 impl Inspection {
-    /// Adds what is resident and on huge pages. Ranges that are wholly on huge pages leave the plan: a lift would collapse
-    /// them once more, which changes nothing.
+    /// Adds the amounts of resident and huge memory. Ranges that are wholly on huge pages leave the plan: a lift would
+    /// collapse them once more, which changes nothing.
     fn take_memory(&mut self, memory: &ProcessMemory) {
         let is_meant = |memory: &MemoryCoverage| {
             matches!(memory.kind, MemoryKind::Shared | MemoryKind::Anonymous | MemoryKind::Jit | MemoryKind::File)
@@ -303,7 +303,7 @@ fn huge_within(memory: &ProcessMemory, range: AddressRange) -> u64 {
 /// Returns the parts of a range that are on huge pages.
 ///
 /// # Errors
-/// Their bytes, where the kernel counts by mapping only (Linux before 6.7).
+/// The number of their bytes, if the kernel counts by mapping only (Linux before 6.7).
 fn huge_parts_of(memory: &ProcessMemory, range: AddressRange) -> Result<RangeSet, u64> {
     let pagemap = Pagemap::open(memory.pid, base_page()).and_then(|pagemap| pagemap.huge(range));
     pagemap.map_err(|_| {
@@ -312,8 +312,8 @@ fn huge_parts_of(memory: &ProcessMemory, range: AddressRange) -> Result<RangeSet
     })
 }
 
-/// Returns the plan of a start of an open file, as if it were loaded alone. `known` has what the start would make of the file in
-/// the page cache, `payment` what copies may cost.
+/// Returns the plan of a start of an open file, as if it were loaded alone. `known` has the file's state in the page
+/// cache after the start's preparation, `payment` the limits for the cost of copies.
 ///
 /// # Errors
 /// The file is not a sound ELF file of 64 bits.
@@ -403,7 +403,7 @@ fn as_loaded(path: &Path, image: ElfImage, bias: u64, base_page: PageSize) -> Pr
         push(pages.start(), end_of_file, segment.protection, true);
         push(pages.start(), pages.end(), segment.protection, false);
     }
-    // The dynamic linker writes relocations into what is writable, RELRO included.
+    // The dynamic linker writes relocations into writable memory, RELRO included.
     let written = object.image.segments.iter().filter(|segment| segment.protection.write);
     let changed = written.map(|segment| segment.memory.widened(base_page).shifted(bias)).collect();
     let space = AddressSpace::from_mappings(mappings);

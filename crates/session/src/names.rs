@@ -2,8 +2,8 @@
 //!
 //! A name matches the name or path of a program's file, or the link by which it was executed (on Debian, redis-server
 //! is a link to redis-check-rdb). Links also lead to front ends: rustup's `rustc` executes the real one. A link does
-//! not identify which of the two is meant, so both are lifted, and a program that is matched by a link alone is
-//! followed further.
+//! not identify which of the two the user wants, so both are lifted, and the descendants of a program that is matched
+//! by a link alone are followed.
 
 use foreign_text::printable;
 use options::program_names;
@@ -40,7 +40,7 @@ impl Names {
         names
     }
 
-    /// True where `name` matches the program.
+    /// True if `name` matches the program.
     pub fn has(&self, name: &str) -> bool {
         self.are_of_file(name) || (!name.is_empty() && self.of_link.iter().any(|own| own == name))
     }
@@ -84,7 +84,7 @@ pub(crate) fn started_name(pid: i32, file: &str) -> String {
     is_executed.then(|| link_name(&process, file)).flatten().unwrap_or_else(|| file.to_owned())
 }
 
-/// Returns the words by which a message names a process: `name[PID]`, or `process PID` where it has no name (any more).
+/// Returns the words by which a message names a process: `name[PID]`, or `process PID` if it has no name (any more).
 /// Waits as [`program_name`] does.
 pub fn process_name(pid: i32) -> String {
     known_name(pid).map_or_else(|| format!("process {pid}"), |name| format!("{}[{pid}]", printable(&name)))

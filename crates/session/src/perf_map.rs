@@ -8,17 +8,17 @@ use std::thread;
 /// A map that was written.
 #[derive(Debug)]
 pub struct Written {
-    /// Where, and whose names it has.
+    /// The file, and the programs whose names it has.
     pub summary: PerfMapSummary,
     /// Why its symbols were read with more rights than that takes.
     pub not_confined: Option<NotConfined>,
 }
 
-/// Writes the perf map of process `pid`. Its files, which may be hostile, are read by a thread that has only the rights to
-/// read; the caller keeps its own.
+/// Writes the perf map of process `pid`. Its files, which may be hostile, are read by a thread that has only the rights
+/// to read; the calling thread keeps its own rights.
 ///
 /// # Errors
-/// As [`Destination::write`]. [`PerfMapError::NoThread`] where the kernel gives no thread.
+/// As [`Destination::write`]. [`PerfMapError::NoThread`] if the kernel gives no thread.
 pub fn write(pid: i32) -> Result<Written, PerfMapError> {
     let destination = Destination::of(pid);
     let read = move || {

@@ -1,5 +1,5 @@
-//! Looks for what must not be copied in another process: breakpoints and uprobes in its code, and semaphores of USDT probes in
-//! its data.
+//! Finds memory that must not be copied in another process: breakpoints and uprobes in its code, and semaphores of USDT
+//! probes in its data.
 
 use crate::{SessionError, images};
 use address_space::{Address, AddressRange, ElfImage, LoadedObject, RangeSet, semaphores};
@@ -62,7 +62,7 @@ pub fn find(pid: i32, process: &mut ProcessFacts, machine: &MachineFacts, policy
     Ok(())
 }
 
-/// Returns the semaphores in a file whose headers are `image`, before the bias; `None` where they are unknown.
+/// Returns the semaphores in a file whose headers are `image`, before the bias; `None` if they are unknown.
 pub fn semaphores_of(file: &File, image: &ElfImage, budget: &mut Budget) -> Option<RangeSet> {
     semaphores(image, |offset, length| read(file, budget, offset, length))
 }

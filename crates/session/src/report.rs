@@ -35,7 +35,7 @@ pub enum Base {
         /// Bytes that they can cover at the chosen base.
         after: Coverable,
         /// The base was chosen for the file's own page cache: its addresses agree with its offsets, and both numbers
-        /// count only what huge folios of the file show.
+        /// count only the parts that huge folios of the file show.
         congruent: bool,
         /// Why the base was chosen for copies or an image although huge folios of the file could show something.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,7 +75,7 @@ pub struct LiftReport {
     /// A setting of the program's own that was suspended during the lift and could not be restored, with the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub still_suspended: Option<String>,
-    /// Outcome for the heap, where `attach` was asked to collapse it.
+    /// Outcome for the heap, if `attach` was asked to collapse it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heap: Option<HeapInPlace>,
     /// Outcomes for the memory of all chosen processes that was lifted in place, in the report of the first one.
@@ -89,9 +89,9 @@ pub struct LiftReport {
     pub postponed: Option<Postponed>,
     /// Mapped files that could not be parsed.
     pub not_understood: Vec<String>,
-    /// Objects without an image, where there is a store, each with the reason.
+    /// Objects without an image, if there is a store, each with the reason.
     pub without_image: Vec<String>,
-    /// The command or change that fixes a reason, where there is one, by the reason's own words.
+    /// The command or change that fixes a reason, if there is one, by the reason's own words.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub fixes: BTreeMap<String, String>,
 }
@@ -209,7 +209,7 @@ impl LiftReport {
         let is_replaced = |range: &RangeOutcome| ranges.iter().any(|other| other.range.overlaps(range.range));
         self.lift.ranges.retain(|range| !is_replaced(range));
         self.lift.ranges.extend(ranges);
-        // A running program is refused what only its start could have lifted, for a reason that the start knew better.
+        // If only the start could have lifted a range, the later lift refuses it; the start's reason is more precise.
         let at_start = self.lift.refusals.iter().filter(|refusal| matches!(refusal.reason, Reason::OnlyAtStart { .. }));
         let planned: RangeSet = self.lift.ranges.iter().map(|range| range.range).collect();
         let mut kept = Vec::new();

@@ -1,4 +1,4 @@
-//! Reads what the kernel backs with huge pages now, in one process or in all.
+//! Reads the memory that the kernel backs with huge pages now, in one process or in all.
 
 use crate::heap::{PreloadedHeapView, preloaded_heap};
 use crate::names::program_name;
@@ -18,7 +18,7 @@ pub struct ProcessStatus {
     /// Coverage from smaps.
     #[serde(flatten)]
     pub coverage: Coverage,
-    /// The preloaded heap, where one is active in the process.
+    /// The preloaded heap, if one is active in the process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preloaded_heap: Option<PreloadedHeapView>,
     /// Parts of copies of files that the process has discarded, and that read as zeros.

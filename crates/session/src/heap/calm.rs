@@ -10,13 +10,13 @@ use std::path::Path;
 /// The actions of a start that make the allocator keep its memory.
 #[derive(Debug)]
 pub struct CalmStart {
-    /// The program's whole environment, where it differs from the one that it would have without.
+    /// The program's whole environment, if it differs from the one that it would have without.
     pub environment: Option<Vec<CString>>,
     /// The changed variables, by name.
     pub variables: Vec<(String, String)>,
     /// The name of the program's file.
     pub program: String,
-    /// The allocator, without the evidence; `None` where the file is not an ELF program.
+    /// The allocator, without the evidence; `None` if the file is not an ELF program.
     pub allocator: Option<String>,
     /// The settings that are made, kept, and impossible.
     pub notes: Vec<String>,

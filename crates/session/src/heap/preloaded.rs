@@ -1,4 +1,4 @@
-//! Reads from a running process what its preloaded heap holds, and on which pages.
+//! Reads from a running process the contents of its preloaded heap, and their pages.
 
 use heap_abi::{AccountCopy, Shortage};
 use heap_choice::{NotKnown, PreloadedHeap, SmallUse};
@@ -20,7 +20,7 @@ pub enum PreloadedHeapView {
 /// A preloaded heap. Byte counts.
 #[derive(Serialize)]
 pub struct RunningHeap {
-    /// Size of a pool page; 0 where the heap does not use the pool.
+    /// Size of a pool page; 0 if the heap does not use the pool.
     pub pool_page: u64,
     /// Bytes requested from the pool.
     pub pool_asked: u64,
@@ -49,7 +49,7 @@ pub struct RunningHeap {
     pub shortage: Option<&'static str>,
 }
 
-/// Reads the preloaded heap of a process; `None` where none is active.
+/// Reads the preloaded heap of a process; `None` if none is active.
 pub fn preloaded_heap(pid: i32) -> Option<PreloadedHeapView> {
     Some(match heap_choice::read_preloaded(pid)? {
         PreloadedHeap::Read { account, small } => PreloadedHeapView::Read(RunningHeap::of(account, small)),

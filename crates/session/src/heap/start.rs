@@ -1,4 +1,4 @@
-//! Chooses how the heap of a program that is about to start gets huge pages.
+//! Chooses the source of huge pages for the heap of a program that is about to start.
 
 use crate::parts;
 use address_space::{PageSize, format_bytes};
@@ -19,7 +19,7 @@ use std::path::Path;
 /// Options of a start that concern the heap.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HeapOptions {
-    /// How the heap gets huge pages.
+    /// The source of the heap's huge pages.
     pub pages: HeapPages,
     /// Bytes of the pool that the heap takes at the start; `None`: half of the pool's free pages.
     pub reserve: Option<u64>,
@@ -29,7 +29,7 @@ pub struct HeapOptions {
     pub numa: Numa,
 }
 
-/// A program's allocator, and what `HeapPages::Auto` does with it.
+/// A program's allocator, and the action of `HeapPages::Auto` on it.
 #[derive(Serialize)]
 pub struct HeapPlan {
     /// The allocator that was found.
@@ -40,7 +40,7 @@ pub struct HeapPlan {
 }
 
 impl HeapPlan {
-    /// The allocator, what `HeapPages::Auto` does with it, and why, as one line.
+    /// The allocator, the action of `HeapPages::Auto` on it, and the reason, as one line.
     pub fn line(&self) -> String {
         let HeapChoice { reasons, refusals, .. } = &self.choice;
         let sentences: Vec<String> = reasons.iter().cloned().chain(refusals.iter().map(ToString::to_string)).collect();
@@ -48,7 +48,7 @@ impl HeapPlan {
     }
 }
 
-/// The plan for the program in `file`, which was opened at `path`; `None` where it is not an ELF program of this machine.
+/// The plan for the program in `file`, which was opened at `path`; `None` if it is not an ELF program of this machine.
 pub fn heap_plan(path: &Path, file: &File, machine: &MachineFacts) -> Option<HeapPlan> {
     let environment = Environment::of_this_process();
     let program = Program::of_file(path, file, &environment).ok()??;
@@ -60,15 +60,15 @@ pub fn heap_plan(path: &Path, file: &File, machine: &MachineFacts) -> Option<Hea
 /// The actions of a start for the heap.
 #[derive(Default)]
 pub struct HeapStart {
-    /// The program's whole environment, where it differs from this process's.
+    /// The program's whole environment, if it differs from this process's.
     pub environment: Option<Vec<CString>>,
-    /// The program's whole environment without the heap's variables, where it differs from this process's.
+    /// The program's whole environment without the heap's variables, if it differs from this process's.
     pub without_heap: Option<Vec<CString>>,
     /// The helper collapses the program's memory into pages of this size while the program runs.
     pub collapse: Option<PageSize>,
-    /// The allocator and what was decided about it; `None` where no heap was asked for.
+    /// The allocator and the decision about it; `None` if no heap was requested.
     pub decision: Option<HeapDecision>,
-    /// True where less is done than was asked for.
+    /// True if less is done than requested.
     pub is_short: bool,
 }
 
@@ -76,7 +76,7 @@ pub struct HeapStart {
 pub struct HeapDecision {
     /// The name of the program's file.
     pub program: String,
-    /// The allocator, without the evidence; `None` where the file is not an ELF program of this machine.
+    /// The allocator, without the evidence; `None` if the file is not an ELF program of this machine.
     pub allocator: Option<String>,
     /// The actions taken and not taken, each with its reason.
     pub notes: Vec<String>,
@@ -281,11 +281,11 @@ pub struct HeapAtExec {
     pub variables: Vec<CString>,
     /// Requests that are not possible for this program, with the reasons.
     pub refusals: Vec<String>,
-    /// The preloaded heap is among what it gets.
+    /// The variables include the preloaded heap.
     pub preloads: bool,
 }
 
-/// Decides for the program that a process has just executed, in that process's environment. `None` where it is not an ELF program
+/// Decides for the program that a process has just executed, in that process's environment. `None` if it is not an ELF program
 /// of this machine.
 pub fn heap_at_exec(options: &HeapOptions, pid: i32, machine: &MachineFacts) -> Option<HeapAtExec> {
     let process = ProcessFiles::of(pid);

@@ -32,7 +32,7 @@ impl Started {
     }
 }
 
-/// A base for a program, and how much more it covers than the kernel's choice.
+/// A base for a program, and its additional coverage over the kernel's choice.
 pub struct Better {
     size: PageSize,
     offset: u64,
@@ -40,7 +40,7 @@ pub struct Better {
     after: Coverable,
     /// It is the base at which the program's file agrees with its addresses.
     congruent: bool,
-    /// Why it is not, where it could be.
+    /// Why it is not, if it could be.
     why: Option<String>,
 }
 
@@ -136,10 +136,10 @@ fn covers_more(image: &BaseChoice, cached: &BaseChoice) -> bool {
     of(image) > of(cached)
 }
 
-/// Moves the executable to the base that covers most, where that covers more than the base the kernel chose. Where the
+/// Moves the executable to the base that covers most, if it covers more than the base that the kernel chose. If the
 /// process is released next (`is_last`), its page of the injected code is dropped too.
 ///
-/// Returns what was done and the bias afterwards.
+/// Returns the outcome and the bias afterwards.
 pub fn choose_and_move(
     stop: &ExecStop,
     started: &Started,

@@ -30,8 +30,8 @@ impl CommandFiles {
         Self(files)
     }
 
-    /// Returns the files of the program whose heap is meant: of the first name in `only` that is found, otherwise of
-    /// the command.
+    /// Returns the files of the program whose heap counts: of the first name in `only` that is found, otherwise of the
+    /// command.
     pub fn that_count(command: &OsStr, only: &[String]) -> Self {
         let found = |name: &String| Self::of(OsStr::new(name));
         only.iter().map(found).find(|files| !files.0.is_empty()).unwrap_or_else(|| Self::of(command))
@@ -47,7 +47,7 @@ impl CommandFiles {
         self.0.last().map(PathBuf::as_path)
     }
 
-    /// The libraries that the dynamic linker loads with what the kernel executes, as far as they are found.
+    /// The libraries that the dynamic linker loads with the executed file, if they are found.
     pub fn libraries(&self) -> Vec<PathBuf> {
         let program = self.executed().map(|file| heap_choice::Program::read(file, &Environment::default()));
         let libraries = program.and_then(Result::ok).flatten().map(|program| program.libraries);

@@ -13,7 +13,7 @@ use process_view::ObjectReader;
 use ptrace::{EntryStop, Injector, OutsideExecutor, ProcessExecutor};
 use std::time::Instant;
 
-/// How a program is lifted at its entry.
+/// Options of a lift at a program's entry.
 #[derive(Clone, Copy)]
 pub struct How<'a> {
     /// Files that the program has loaded are collapsed in place, unless this is `Never`.
@@ -26,9 +26,9 @@ pub struct How<'a> {
 
 /// The result of a program's entry.
 pub enum Entered {
-    /// The plan of a dry run, what would be lifted later, and the objects of the program.
+    /// The plan of a dry run, the ranges that would be lifted later, and the objects of the program.
     Planned(Plan, Later, Vec<LoadedObject>),
-    /// The program is lifted as the report says, but for these ranges.
+    /// The program is lifted according to the report, except for these ranges.
     Lifted(Later),
 }
 
@@ -131,7 +131,7 @@ fn lift_from_outside(
 }
 
 /// Takes control of the process and lets it open the image that is mapped first, while the remaining facts are read.
-/// Where this fails, it is tried again when the image is needed.
+/// If this fails, it is tried again when the image is needed.
 fn begin_to_open<'a>(
     stop: &'a EntryStop,
     process: &ProcessFacts,

@@ -102,7 +102,7 @@ impl Filling {
         tell(&StartEvent::Looked { report: &self.report, pids: &pids, looked: &looked, errors: &errors });
     }
 
-    /// Lifts what fills until the program and its descendants have ended.
+    /// Lifts memory as it fills until the program and its descendants have ended.
     pub fn watch(mut self, record: &Record, tell: &Tell<'_>) {
         let pids = self.family.pids();
         let memory = self.start.memory.iter();

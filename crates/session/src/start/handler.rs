@@ -34,7 +34,7 @@ struct InBetween {
     stopped: Duration,
 }
 
-/// Lifts what a [`ptrace::Follower`] brings.
+/// Lifts the programs that a [`ptrace::Follower`] reports.
 pub struct Lifter<T> {
     options: StartOptions,
     /// Receives the events.
@@ -119,7 +119,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         (self.tell)(event);
     }
 
-    /// Reads what the exec stop will need, before the program that is to be executed is mapped.
+    /// Reads facts for the exec stop, before the program that is to be executed is mapped.
     pub fn prepare(&mut self, program: &Path) {
         self.usual_huge_page();
         let interpreter = self.reader.read_ahead(program).and_then(|image| image.interpreter.clone());
@@ -128,7 +128,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         }
     }
 
-    /// Brings the file of a program into huge folios that is followed and was unknown before its exec: it has not been
+    /// Brings the file of a followed program that was unknown before its exec into huge folios: the file has not been
     /// touched yet.
     fn prepare_executed(&mut self, pid: i32) {
         let path = ProcessFiles::of(pid).path("exe");
@@ -138,7 +138,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         }
     }
 
-    /// Gives a followed program what its heap needs: its environment is the first that has it.
+    /// Gives a followed program the variables of its heap: its environment is the first that has them.
     fn prepare_heap(&mut self, stop: &ExecStop) {
         let Some(options) = self.options.heap else { return };
         // All facts are read: the heap may need some that the plan of a lift does not need.
@@ -222,7 +222,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
 
     /// Returns whether tracing continues after this program. Descendants are followed if other names are still
     /// expected; a lifted server does not stay traced. A program that is matched by a link's name alone may be a front
-    /// end that executes the program of that name.
+    /// end that executes the named program.
     fn after(&mut self, report: &LiftReport) -> After {
         if self.options.only.is_empty() {
             return After::Release;
@@ -241,7 +241,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         !self.options.only.is_empty() && (self.options.follow_lifted || others)
     }
 
-    /// Returns what the lift of a program may cost; `None`: any price, at once.
+    /// Returns the permitted cost of a program's lift; `None`: any price, at once.
     fn terms(&mut self, pid: i32) -> Option<Terms> {
         let Payment { allowance, share } = self.options.payment?;
         let costs = *self.costs.get_or_insert_with(|| crate::costs::known().costs);
@@ -336,7 +336,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         Ok(if executable.image.is_static() { AfterExec::AtEntry } else { AfterExec::StopAt(entry) })
     }
 
-    /// True for a position-independent program that holds a whole huge page which is never written, where files serve.
+    /// True for a position-independent program that holds a whole huge page which is never written, if files serve.
     fn may_move_for_file(&self, image: &ElfImage, usual: Option<PageSize>) -> bool {
         let Policy { page_size, .. } = self.options.policy;
         let Some(size) = usual.filter(|usual| page_size.is_none_or(|wanted| wanted == *usual)) else { return false };
@@ -440,7 +440,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Handler for Lifter<T> {
         let mut report = LiftReport::new(stop.pid(), String::new());
         let before = self.in_between.remove(&stop.pid());
         let lifted = self.lift(stop, &mut report);
-        // In most cases the executable has been found by now, and provides the name.
+        // Usually the executable has been found by now, and provides the name.
         if report.program.is_empty() {
             report.program = program_name(stop.pid());
         }

@@ -76,7 +76,7 @@ fn lift_all(
     mut lifter: Lifter<impl FnMut(&StartEvent<'_>) + Send>,
 ) {
     let (collapse, pid) = (lifter.options().collapse_heap, program.as_raw());
-    // Where this process is a copy, it has no page table entries of the file yet.
+    // If this process is a copy, it has no page table entries of the file yet.
     lifter.hold_again();
     if let Some(path) = path {
         lifter.prepare(path);

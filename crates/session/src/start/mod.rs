@@ -39,7 +39,7 @@ pub const ENDED_BY_REQUIRE: i32 = 125;
 pub struct StartOptions {
     /// The memory to lift.
     pub policy: Policy,
-    /// Whether the program's file is brought into huge folios of the page cache before it is executed.
+    /// The effort to bring the program's file into huge folios of the page cache before it is executed.
     pub prepare: Prepare,
     /// Follow all descendants and lift only programs with these names; empty: lift the program itself.
     pub only: Vec<String>,
@@ -47,7 +47,7 @@ pub struct StartOptions {
     pub payment: Option<Payment>,
     /// With `only`, follow the descendants of lifted programs too.
     pub follow_lifted: bool,
-    /// End a program where anything planned could not be lifted.
+    /// End a program if anything planned could not be lifted.
     pub require: bool,
     /// Plan at the entry, report the plan, and end the program.
     pub dry_run: bool,
@@ -55,8 +55,8 @@ pub struct StartOptions {
     pub pools: Pools,
     /// Write a perf map of each lifted program.
     pub perf_map: bool,
-    /// How the heaps of programs that are followed get huge pages: each gets its variables when it is executed, and nobody else
-    /// does.
+    /// The source of huge pages for the heaps of followed programs: each gets its variables when it is executed, and
+    /// other programs do not get them.
     pub heap: Option<HeapOptions>,
     /// Refusals for their heaps that have been reported already.
     pub heap_told: Vec<String>,
@@ -77,7 +77,7 @@ impl StartOptions {
     }
 }
 
-/// An event of a start. The helper reports it while the program is stopped, unless a variant says otherwise.
+/// An event of a start. The helper reports it while the program is stopped, unless the variant's comment differs.
 pub enum StartEvent<'a> {
     /// The plan of a dry run. The program ends.
     Planned {
@@ -92,7 +92,7 @@ pub enum StartEvent<'a> {
         /// The objects of the program.
         objects: &'a [LoadedObject],
     },
-    /// A program was lifted as the report says, or was not, for the reason that it gives.
+    /// A program was lifted according to the report, or was not, for the given reason.
     Concluded {
         /// The outcome.
         report: &'a LiftReport,
@@ -130,7 +130,7 @@ pub enum StartEvent<'a> {
         /// The process.
         pid: i32,
     },
-    /// The heap of a followed program does not get what was asked for.
+    /// A request for the heap of a followed program cannot be met.
     HeapIsShort {
         /// The process.
         pid: i32,

@@ -80,7 +80,7 @@ impl Debtor {
     /// Opens the program of a report, before it is resumed.
     ///
     /// # Errors
-    /// A sentence that says why it cannot be opened.
+    /// A sentence with the reason why it cannot be opened.
     pub fn open(report: LiftReport, later: &Later, options: &StartOptions) -> Result<Self, String> {
         let target = Target::open(report.pid)?;
         let handle = ProcessHandle::open(report.pid).map_err(|error| format!("it cannot be opened: {error}"))?;

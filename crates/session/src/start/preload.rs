@@ -1,4 +1,4 @@
-//! The environment with which a program lifts itself by libpagelift.so, which works where ptrace is refused too.
+//! The environment with which a program lifts itself by libpagelift.so, which also works if ptrace is refused.
 
 use address_space::ElfImage;
 use heap_choice::{Allocator, Environment, Family};

@@ -1,4 +1,4 @@
-//! Brings the file of a program that starts into huge folios of the page cache, and finds out what is left to do then.
+//! Brings the file of a program that starts into huge folios of the page cache, and determines the remaining work.
 
 use super::StartOptions;
 use crate::files::{KnownFile, effort_of, prepare_program};
@@ -11,9 +11,9 @@ use page_cache::{Effort, may_collapse_in_place};
 use process_view::ObjectReader;
 use std::path::Path;
 
-/// Brings a program's file into huge folios of the page cache, as far as the options request it, and reads its state:
-/// once the program runs, the pages that it touches cannot be evicted any more. The first path opens it, messages have
-/// the second.
+/// Brings a program's file into huge folios of the page cache, if the options request it, and reads its state: once the
+/// program runs, the pages that it touches cannot be evicted any more. The first path opens it, messages contain the
+/// second.
 pub fn prepare((path, shown): (&Path, &Path), reader: &mut ObjectReader, options: &StartOptions) -> Option<KnownFile> {
     if !options.policy.may_use_files() {
         return None;
@@ -31,13 +31,13 @@ pub fn prepare((path, shown): (&Path, &Path), reader: &mut ObjectReader, options
     prepare_program((path, shown), reader, &options.policy, (size, effort), &available)
 }
 
-/// Brings the file of a program that will lift itself into huge folios of the page cache, as far as the options want it.
+/// Brings the file of a program that will lift itself into huge folios of the page cache, if the options request it.
 pub fn prepare_file(program: &Path, options: &StartOptions) {
     // The program's own library reports the errors.
     let _ = prepare((program, program), &mut ObjectReader::new(), options);
 }
 
-/// Returns what the start has to do with a program. `file` is what is known of its file.
+/// Returns the start's work for a program. `file` has the known state of its file.
 pub fn work_with(
     program: &Path,
     reader: &mut ObjectReader,

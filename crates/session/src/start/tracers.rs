@@ -1,8 +1,8 @@
 //! Programs that trace processes themselves.
 //!
-//! A process has one tracer at most: what a descendant wants to trace must not be traced by the helper. Nothing reports a
-//! call of ptrace(2) before it fails, so that such programs are recognised when they are executed, by what they import and by
-//! their names. They are left alone with all their descendants.
+//! A process has one tracer at most: the helper must not trace a process that a descendant wants to trace. Nothing
+//! reports a call of ptrace(2) before it fails, so such programs are recognised when they are executed, by their
+//! imports and by their names. They are left alone with all their descendants.
 
 use linux::bounded::SYMBOL_TABLES;
 use object::elf;
@@ -59,7 +59,7 @@ impl Tracers {
     }
 }
 
-/// Returns what of an ELF file shows that it traces.
+/// Returns the evidence in an ELF file that it traces.
 fn of_file(file: &File) -> io::Result<Option<&'static str>> {
     let length = file.metadata()?.len();
     let cache = ReadCache::new(BoundedFile::new(file, length, SYMBOL_TABLES.bytes()));
