@@ -14,7 +14,7 @@ use lift_plan::{Attempt, Method, Part, Plan, RangeLift, Reason, Source, Step, st
 
 /// Executes `plan` on a process whose mappings are `before`, and reads back the outcome.
 ///
-/// After any failure each range is either on huge pages (as far as its outcome reports) or unchanged.
+/// After any failure each range is either on huge pages (to the extent that its outcome reports) or unchanged.
 pub fn execute(plan: &Plan, before: &AddressSpace, executor: &mut impl Executor) -> Outcome {
     let mut outcome = Outcome::default();
     for lift in &plan.lifts {
@@ -181,7 +181,7 @@ fn mark_of(lift: &RangeLift) -> String {
         .collect()
 }
 
-/// Reads back what the kernel backs by huge pages, and records a reason for every byte that is not.
+/// Reads back the memory that the kernel backs by huge pages, and records a reason for every other byte.
 fn read_back(outcome: &mut RangeOutcome, served: Option<&Attempt>, done: &Done, executor: &mut impl Executor) {
     let mut failures = done.failures.clone();
     match executor.query_huge(outcome.range, outcome.page_size) {
@@ -210,7 +210,7 @@ fn read_back(outcome: &mut RangeOutcome, served: Option<&Attempt>, done: &Done, 
     outcome.made_resident = served.map_or(0, |attempt| made_resident(attempt, &outcome.covered, done));
 }
 
-/// Returns the share of an attempt's planned memory that was used by what it did.
+/// Returns the share of an attempt's planned memory that it used.
 fn made_resident(attempt: &Attempt, covered: &RangeSet, done: &Done) -> u64 {
     let filled = |part: &Part| match &part.method {
         Method::InPlace { collapse } => collapse.iter().map(|range| covered.bytes_in(range)).sum(),
@@ -221,7 +221,7 @@ fn made_resident(attempt: &Attempt, covered: &RangeSet, done: &Done) -> u64 {
     if planned == 0 { 0 } else { (u128::from(attempt.memory) * u128::from(filled) / u128::from(planned)) as u64 }
 }
 
-/// Returns what of a part was only advised, because it is untouched.
+/// Returns the memory of a part that was only advised, because it is untouched.
 fn advised_only(part: &Part, done: &Done) -> RangeSet {
     let Method::InPlace { collapse } = &part.method else { return RangeSet::new() };
     let mut advised: RangeSet = done.lifted.within(part.range).collect();

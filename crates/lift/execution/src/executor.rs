@@ -12,7 +12,7 @@ pub const ENOSYS: i32 = 38;
 /// The pages behind new anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Ordinary pages, or transparent huge ones where advised.
+    /// Ordinary pages, or transparent huge ones if advised.
     Ordinary,
     /// Pages of the hugetlb pool of this size.
     Hugetlb(PageSize),
@@ -23,7 +23,7 @@ pub enum Backing {
 pub struct FileMapping<'a> {
     /// The file's absolute path, as the process sees it.
     pub path: &'a str,
-    /// Where in the file the mapping begins, in bytes.
+    /// Offset in the file of the mapping's beginning, in bytes.
     pub offset: u64,
     /// The final protection.
     pub protection: Protection,
@@ -50,8 +50,8 @@ impl From<CallError> for Reason {
 ///
 /// Every method is one change of the address space, complete when it returns `Ok`. A method that returns an error has
 /// changed nothing that the program can see, with the one exception that the kernel itself has: a failed
-/// [`Executor::move_to`] may have removed what was mapped at the destination. Pages may have been populated, collapsed
-/// or advised in part, and memory of ours copied in part.
+/// [`Executor::move_to`] may have removed the mappings at the destination. Pages may have been populated, collapsed or
+/// advised in part, and memory of ours copied in part.
 pub trait Executor {
     /// Maps `length` bytes of private anonymous memory anywhere, readable and writable.
     ///
@@ -59,11 +59,11 @@ pub trait Executor {
     /// The errors of `mmap`.
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError>;
 
-    /// Maps private anonymous memory at `range`, where nothing is mapped, readable and writable. It never replaces
-    /// anything (`MAP_FIXED_NOREPLACE`).
+    /// Maps private anonymous memory, readable and writable, at `range`, which must be free. It never replaces anything
+    /// (`MAP_FIXED_NOREPLACE`).
     ///
     /// # Errors
-    /// The errors of `mmap`; `EEXIST` where something is mapped.
+    /// The errors of `mmap`; `EEXIST` if something is mapped.
     fn map_at(&mut self, range: AddressRange, backing: Backing) -> Result<(), CallError>;
 
     /// Unmaps.
@@ -94,10 +94,10 @@ pub trait Executor {
     /// The errors of the kernel; a shortage of pages is an error here, never a signal.
     fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError>;
 
-    /// `MADV_COLLAPSE`: turns what the range holds into transparent huge pages.
+    /// `MADV_COLLAPSE`: collapses the contents of the range into transparent huge pages.
     ///
     /// # Errors
-    /// The errors of `madvise`, where any huge page of the range could not be made.
+    /// The errors of `madvise`, if any huge page of the range could not be made.
     fn collapse(&mut self, range: AddressRange) -> Result<(), CallError>;
 
     /// `mprotect`.
@@ -123,7 +123,7 @@ pub trait Executor {
         Err(CallError { call: "mprotect(PROT_BTI)", errno: ENOSYS })
     }
 
-    /// Moves a mapping or part of one, replacing what is mapped at the destination: one `mremap(MREMAP_FIXED)`.
+    /// Moves a mapping or part of one, replacing the mappings at the destination: one `mremap(MREMAP_FIXED)`.
     ///
     /// # Errors
     /// The errors of `mremap`.
@@ -144,7 +144,7 @@ pub trait Executor {
         Err(CallError { call: "mapping a shared image", errno: ENOSYS })
     }
 
-    /// Like [`Executor::map_file`], but replaces what is mapped at `range`, by one system call (`MAP_FIXED`).
+    /// Like [`Executor::map_file`], but replaces the mappings at `range`, by one system call (`MAP_FIXED`).
     ///
     /// # Errors
     /// The errors of `open` and `mmap`; `ENOSYS` from an executor that cannot map files in place. If the kernel runs
@@ -175,7 +175,7 @@ pub trait Executor {
     /// show the file.
     ///
     /// # Errors
-    /// `EBUSY` where a page has been written to, and would be lost; the errors of `madvise`; `ENOSYS` from an executor
+    /// `EBUSY` if a page has been written to, and would be lost; the errors of `madvise`; `ENOSYS` from an executor
     /// without this call.
     fn refault(&mut self, _range: AddressRange) -> Result<(), CallError> {
         Err(CallError { call: "madvise(MADV_DONTNEED)", errno: ENOSYS })
@@ -210,8 +210,8 @@ pub trait Executor {
         Err(CallError { call: "madvise(MADV_DONTDUMP)", errno: ENOSYS })
     }
 
-    /// `mseal` (Linux 6.10): the kernel refuses from then on to unmap, move or protect the memory, or, where it is not
-    /// writable, to discard it.
+    /// `mseal` (Linux 6.10): the kernel refuses from then on to unmap, move or protect the memory, or to discard it if
+    /// it is not writable.
     ///
     /// # Errors
     /// The errors of `mseal`; `ENOSYS` on older kernels, and from an executor without this call.

@@ -43,7 +43,7 @@ impl MovedAside {
         Ok(())
     }
 
-    /// Copies back what was moved.
+    /// Copies back the moved contents.
     pub fn copy_back(&self, executor: &mut impl Executor, copy: &RangeSet) -> Result<(), CallError> {
         for mapping in &self.moved {
             for range in copy.within(*mapping) {
@@ -53,7 +53,7 @@ impl MovedAside {
         Ok(())
     }
 
-    /// Drops what was moved: the part is lifted. A failure costs address space only.
+    /// Drops the moved memory: the part is lifted. A failure costs address space only.
     pub fn drop(self, executor: &mut impl Executor) {
         let _ = persist(|| executor.unmap(self.of(self.range)));
     }

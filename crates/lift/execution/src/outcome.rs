@@ -36,7 +36,7 @@ pub struct RangeOutcome {
     pub range: AddressRange,
     /// Protection.
     pub protection: Protection,
-    /// The source that served; `None` where the range is untouched.
+    /// The source that served; `None` if the range is untouched.
     pub source: Option<Source>,
     /// Size of the huge pages.
     pub page_size: PageSize,
@@ -47,7 +47,7 @@ pub struct RangeOutcome {
     pub covered: RangeSet,
     /// Bytes advised in place that are untouched: they become huge when they are touched.
     pub advised: u64,
-    /// Bytes made resident by what was done, as the plan counts them.
+    /// Bytes made resident, as the plan counts them.
     pub made_resident: u64,
     /// Sources that did not serve.
     pub failed: Vec<FailedAttempt>,
@@ -69,7 +69,7 @@ pub struct Sealing {
     pub sealed: u64,
     /// Bytes that should be sealed and are not.
     pub not_sealed: u64,
-    /// The reason for the first of them.
+    /// The first reason.
     pub reason: Option<Reason>,
 }
 
@@ -80,7 +80,7 @@ pub struct Outcome {
     pub ranges: Vec<RangeOutcome>,
     /// Differences of the address space that no step should have made; always empty unless Pagelift has a fault.
     pub unexpected: Vec<Difference>,
-    /// Outcome of sealing, where it was requested.
+    /// Outcome of sealing, if it was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sealing: Option<Sealing>,
 }
@@ -96,7 +96,7 @@ impl Outcome {
         self.ranges.iter().map(|range| range.made_resident).sum()
     }
 
-    /// True where every range of the plan is lifted and nothing that was touched is uncovered.
+    /// True if every range of the plan is lifted and no touched memory is uncovered.
     pub fn is_complete(&self) -> bool {
         self.unexpected.is_empty() && self.ranges.iter().all(RangeOutcome::is_complete)
     }

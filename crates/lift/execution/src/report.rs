@@ -41,7 +41,7 @@ pub struct Report {
     pub huge_before_bytes: u64,
     /// Time to prepare and execute the plan, in microseconds.
     pub lift_microseconds: u64,
-    /// Outcome of sealing, where it was requested.
+    /// Outcome of sealing, if it was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sealing: Option<Sealing>,
     /// Each range of the plan.
@@ -174,7 +174,7 @@ impl Report {
         let sources = self.sources();
         let covered = format_bytes(self.covered_bytes);
         let all = format_bytes(self.considered_bytes);
-        // "19.4 of 33.9 MiB" where the units agree.
+        // "19.4 of 33.9 MiB" if the units agree.
         let short = match (covered.split_once(' '), all.split_once(' ')) {
             (Some((number, unit)), Some((_, same))) if unit == same => number.to_string(),
             _ => covered,

@@ -1,4 +1,4 @@
-//! Restores a lifted range: each part shows its file again, but for what has changed in it since.
+//! Restores a lifted range: each part shows its file again, except for contents that have changed since.
 
 use crate::executor::{Backing, CallError, Executor, FileMapping};
 use crate::restoring::{Place, persist, put_piece, swap};
@@ -36,11 +36,11 @@ pub struct RestoredRange<'a> {
 /// Moves a range back onto the pages of its files, and onto ordinary pages if it has no file. Nobody may write to the
 /// range during this call.
 ///
-/// `changes` returns what of a part does not hold what is mapped at the address range beside it, which is of the same
-/// length; that is copied. It may refuse the restore.
+/// `changes` returns the memory of a part whose contents differ from the address range passed with it, which is of the
+/// same length; this memory is copied. It may refuse the restore.
 ///
 /// # Errors
-/// The kernel's errors, and those of `changes`. Contents and protections are correct then; a part of the range may be
+/// The kernel's errors, and errors of `changes`. Contents and protections are correct then; a part of the range may be
 /// restored, or be on ordinary pages.
 pub fn restore<X: Executor, E: From<CallError>>(
     executor: &mut X,

@@ -1,4 +1,4 @@
-//! Puts memory back where moving it back fails.
+//! Restores memory if moving it back fails.
 
 use crate::executor::{Backing, CallError, Executor};
 use address_space::{Address, AddressRange, AddressSpace, Protection};
@@ -29,7 +29,7 @@ pub fn persist<T>(mut call: impl FnMut() -> Result<T, CallError>) -> Result<T, C
 pub(crate) enum Place {
     /// Nothing, or still the original mappings.
     Unknown,
-    /// Nothing; a mapping found there all the same is an error.
+    /// Nothing; a mapping found there is an error.
     Gap,
     /// Ordinary writable memory that Pagelift mapped.
     Laid,
@@ -37,8 +37,8 @@ pub(crate) enum Place {
 
 /// Moves a complete copy over `range`, which it is to replace.
 ///
-/// A move that failed has changed nothing, or the kernel has removed what was there and could not move the copy. The copy is
-/// moved once more then; if that is refused too, `put_back` puts its contents there on ordinary pages.
+/// A failed move has changed nothing, or the kernel has removed the mappings there and could not move the copy. The
+/// copy is moved once more then; if that is refused too, `put_back` puts its contents there on ordinary pages.
 ///
 /// # Errors
 /// The copy is not in place.

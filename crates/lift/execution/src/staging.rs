@@ -88,7 +88,7 @@ impl<'a> PartState<'a> {
         Ok(())
     }
 
-    /// Undoes what is not finished. A staging copy that could not be unmapped is found when the mappings are compared.
+    /// Undoes unfinished work. A staging copy that could not be unmapped is found when the mappings are compared.
     pub fn clean_up(&mut self, executor: &mut impl Executor) {
         for range in core::mem::take(&mut self.staged).iter() {
             if let Some(copy) = self.copy_of(range) {
@@ -138,7 +138,7 @@ impl<'a> PartState<'a> {
         executor.advise_huge(wanted)
     }
 
-    /// Maps the image in place, or, where the executor cannot, elsewhere and moves it.
+    /// Maps the image in place or, if the executor cannot, elsewhere and moves it.
     fn show_image<E: Executor>(
         &mut self,
         executor: &mut E,
@@ -235,7 +235,7 @@ impl<'a> PartState<'a> {
         for kept in self.kept.within(range).collect::<Vec<_>>() {
             let Some(copy) = self.copy_of(kept) else { return };
             let huge = executor.query_huge(copy, size).unwrap_or_default();
-            // Page by page, so that one huge page that cannot be had does not affect the others.
+            // Page by page, so that one unavailable huge page does not affect the others.
             for page in copy.pages(size).filter(|page| !huge.covers(*page)) {
                 let _ = executor.collapse(page);
             }

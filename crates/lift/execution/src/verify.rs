@@ -6,14 +6,14 @@ use core::fmt;
 use lift_plan::{Method, Plan, RangeLift};
 use serde::Serialize;
 
-/// A range of memory that is not what it should be after a lift.
+/// A range of memory with an unexpected mapping or protection after a lift.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// Addresses.
     pub range: AddressRange,
-    /// Protection expected; `None` where nothing should be mapped.
+    /// Protection expected; `None` if nothing should be mapped.
     pub expected: Option<Protection>,
-    /// Protection found; `None` where nothing is mapped.
+    /// Protection found; `None` if nothing is mapped.
     pub found: Option<Protection>,
 }
 
@@ -28,14 +28,14 @@ impl fmt::Display for Difference {
     }
 }
 
-/// True if the lift can make other mappings than the program's own in the range. Memory that is lifted in place keeps its
-/// mappings: what differs there afterwards, the program has changed itself, as a heap that shrinks.
+/// True if the lift can replace the program's own mappings in the range. Memory that is lifted in place keeps its
+/// mappings: later differences there are changes by the program itself, for example a heap that shrinks.
 pub fn exchanges_mappings(lift: &RangeLift) -> bool {
     let parts = lift.attempts.iter().flat_map(|attempt| &attempt.parts);
     parts.into_iter().any(|part| !matches!(part.method, Method::InPlace { .. }))
 }
 
-/// Returns every difference in what is mapped with which protection, except the protections that the plan sets.
+/// Returns every difference in mappings and their protections, except the protections that the plan sets.
 ///
 /// Byte-exact: a lift must keep mappings and protections, inside of its ranges and outside.
 pub fn compare(before: &AddressSpace, after: &AddressSpace, plan: &Plan) -> Vec<Difference> {
@@ -43,7 +43,7 @@ pub fn compare(before: &AddressSpace, after: &AddressSpace, plan: &Plan) -> Vec<
     for range in stretches(before, after, plan) {
         let old = protection_at(before, range);
         let found = protection_at(after, range);
-        // A range whose lift failed keeps its old protection, which may differ from the plan's where data and code are
+        // A range whose lift failed keeps its old protection, which may differ from the plan's if data and code are
         // merged.
         let planned = plan.lifts.iter().find(|lift| lift.range.covers(range)).map(|lift| lift.protection);
         if found != old && (old.is_none() || found != planned) {

@@ -1,4 +1,4 @@
-//! The line that says what became of a lift.
+//! The line that reports the result of a lift.
 
 use address_space::{Address, AddressRange, PageSize, Protection, RangeSet};
 use lift_execution::{RangeOutcome, Report, Sealing, Uncovered};

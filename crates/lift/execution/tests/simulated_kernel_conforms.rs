@@ -1,4 +1,4 @@
-//! The simulated kernel does what every executor must do, on every kind of machine.
+//! The simulated kernel meets the requirements on every executor, on every kind of machine.
 
 use address_space::{Address, AddressSpace, PageSize, RangeSet};
 use lift_simulation::conformance::{Ground, POOL_PAGES, assert_conforms};

@@ -48,8 +48,8 @@ pub fn coverable(
     covered
 }
 
-/// The base offset that covers most: executable bytes first, then read-only bytes, then all; the smallest offset where
-/// several are as good. Only offsets that keep every segment's own alignment come into question.
+/// The base offset that covers most: executable bytes first, then read-only bytes, then all; the smallest of equally
+/// good offsets. Only offsets that keep every segment's own alignment are possible.
 pub fn choose_base(image: &ElfImage, size: PageSize, base_page: PageSize, kinds: Kinds, edges: Edges) -> BaseChoice {
     let step = image.largest_alignment(base_page);
     let mut all = Coverable::default();
@@ -83,7 +83,7 @@ pub fn choose_base(image: &ElfImage, size: PageSize, base_page: PageSize, kinds:
 }
 
 impl Coverable {
-    /// Adds what a piece holds.
+    /// Adds the bytes of a piece.
     pub(crate) fn add(&mut self, piece: &Piece) {
         self.total += piece.range.len();
         self.read_only += if piece.protection.write { 0 } else { piece.range.len() };
@@ -127,6 +127,6 @@ fn piece(range: AddressRange, protection: Protection, writable: Kind) -> Option<
         _ => writable,
     };
     let liftable = protection.read && !(protection.write && protection.execute) && !range.is_empty();
-    // Whether a piece is anonymous changes how it is lifted, not how many bytes huge pages cover.
+    // An anonymous piece is lifted in another way, but huge pages cover as many bytes.
     liftable.then_some(Piece { kind, range, protection, anonymous: false, relro_pending: false, refused: None })
 }

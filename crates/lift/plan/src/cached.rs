@@ -16,7 +16,8 @@ pub(crate) struct CachedPlace<'a> {
     pub distance: u64,
 }
 
-/// Returns what a huge page of the process shows of a file in huge folios, or why it cannot be mapped from there.
+/// Returns the place in a file's huge folios that a huge page of the process shows, or why it cannot be mapped from
+/// there.
 pub(crate) fn cached_place(
     process: &ProcessFacts,
     page: AddressRange,
@@ -75,11 +76,11 @@ pub fn cached_coverable(
     covered
 }
 
-/// The base offset at which huge folios of the file show most: executable bytes first, then all others; the smallest offset
-/// where several are as good.
+/// The base offset at which huge folios of the file show most: executable bytes first, then all others; the smallest of
+/// equally good offsets.
 ///
-/// Each segment has one, which makes its addresses agree with its offsets; segments that were linked with different
-/// distances between the two cannot all be shown.
+/// Each segment has one base at which its addresses agree with its offsets. If segments were linked with different
+/// distances between the two, not all can be shown.
 pub fn choose_cached_base(
     image: &ElfImage,
     huge: &[Range<u64>],

@@ -63,7 +63,8 @@ impl Group {
         if in_first.is_empty() { page } else { in_first }
     }
 
-    /// Returns the protection of a huge page that contains `page`: that of its pieces, or their union if they differ.
+    /// Returns the protection of a huge page that contains `page`: its pieces' protection, or their union if they
+    /// differ.
     fn protection_of(&self, page: AddressRange) -> Protection {
         self.overlapping(page).iter().fold(Protection::NONE, |all, piece| Protection {
             read: all.read || piece.protection.read,

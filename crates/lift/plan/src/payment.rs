@@ -1,4 +1,5 @@
-//! Divides a plan into what is lifted at the start of a program, and what is lifted when the program has paid for it.
+//! Divides a plan into ranges that are lifted at the start of a program, and ranges that are lifted when it has paid
+//! for them.
 
 use crate::{Costs, Method, Part, Plan, Price, RangeLift, Reason, Refusal};
 use address_space::RangeSet;
@@ -74,9 +75,9 @@ pub fn divide(mut plan: Plan, terms: &Terms) -> (Plan, Later) {
     (plan, later)
 }
 
-/// Takes out of a plan what costs more than the program has paid for: its memory may have grown since its lift was postponed.
-/// Copies of the memory for which it has paid are chosen first, then others, both as by [`divide`]; the rest become refusals.
-/// Returns the plan, and the price of its copies.
+/// Removes from a plan the ranges for which the program has not paid: its memory may have grown since its lift was
+/// postponed. Copies of the memory for which it has paid are chosen first, then others, both as by [`divide`]; the rest
+/// become refusals. Returns the plan, and the price of its copies.
 pub fn within(mut plan: Plan, Paid { costs, time: paid, first }: &Paid) -> (Plan, Price) {
     let paid = *paid;
     let refused = not_covered(&plan, costs, paid, first);

@@ -8,7 +8,7 @@ use machine_facts::{HugePool, MachineFacts, NodeFacts, Nodes, NumaFacts};
 use options::Numa;
 use serde::Serialize;
 
-/// How the kernel chooses among nodes (set_mempolicy(2)).
+/// The kernel's choice among nodes (set_mempolicy(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Preference {
@@ -21,9 +21,9 @@ pub enum Preference {
 /// A memory policy for the pages of a lift.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Placement {
-    /// How the kernel chooses.
+    /// The kernel's choice.
     pub preference: Preference,
-    /// Among which nodes; never none.
+    /// The nodes; never none.
     pub nodes: Nodes,
 }
 
@@ -78,7 +78,7 @@ pub fn pool_on(machine: &MachineFacts, pool: &HugePool, nodes: &Nodes) -> (u64, 
     (available, pool.available - available)
 }
 
-/// Returns the memory that is left on the nodes, and what to call that bound; `None` where other bounds are tighter.
+/// Returns the available memory on the nodes, and the name of that bound; `None` if other bounds are tighter.
 pub(crate) fn memory_on(machine: &MachineFacts, nodes: &Nodes) -> Option<(u64, String)> {
     let facts = machine.numa.as_ref()?;
     let memory: u64 = facts.nodes.iter().filter(|node| nodes.contains(node.node)).map(|node| node.memory).sum();

@@ -1,4 +1,4 @@
-//! The plan: what to lift, from which source, by which method, and what not, with the reason.
+//! The plan: the memory to lift, the source, the method, and the memory not lifted, with the reason.
 
 use crate::Kind;
 use crate::{Placement, Reason};
@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use serde::Serialize;
 
-/// Where huge pages come from.
+/// The source of huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
@@ -33,7 +33,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// How a part gets onto huge pages.
+/// The way in which a part gets onto huge pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
@@ -80,7 +80,7 @@ pub enum Method {
 pub struct Part {
     /// Addresses.
     pub range: AddressRange,
-    /// How it is lifted; `way` in JSON.
+    /// The method; `way` in JSON.
     #[serde(rename = "way")]
     pub method: Method,
 }
@@ -124,7 +124,7 @@ pub struct RangeLift {
     pub kinds: Vec<Kind>,
     /// Whole huge pages.
     pub range: AddressRange,
-    /// Protection, before and after (wider than before for read-only data only where merging was asked for).
+    /// Protection, before and after (for read-only data wider than before if merging was requested).
     pub protection: Protection,
     /// Best first; never empty.
     pub attempts: Vec<Attempt>,
@@ -236,7 +236,7 @@ impl Plan {
 pub struct PoolPages {
     /// Page size.
     pub page_size: PageSize,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
 }
 

@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 /// Mappings that a part needs at most: the staging copy, a split on both sides of the swap, and one of the copy itself.
 const MAPPINGS_PER_PART: u64 = 4;
 /// Mappings kept free below `vm.max_map_count`. `mremap` refuses to work near the limit (Linux, `mm/mremap.c`: two for
-/// splits, three more in reserve), and moving back what was moved aside must never be refused.
+/// splits, three more in reserve), and moving memory back from aside must never be refused.
 const MOVE_HEADROOM: u64 = 8;
 
 /// Makes the plan for one process.
@@ -495,7 +495,7 @@ impl<'a> Planner<'a> {
             return Err(Reason::ThpSize { wanted: self.size, size: thp.size });
         }
         let mut runs: Vec<(AddressRange, bool)> = Vec::new();
-        // Memory that the program may write to during the lift is never replaced, even where two mappings share a huge
+        // Memory that the program may write to during the lift is never replaced, not even if two mappings share a huge
         // page, which the kernel then does not collapse.
         let never_replaced = self.process.may_write_during_copies() && run.protection.write;
         for (range, anonymous) in self.spans(run) {

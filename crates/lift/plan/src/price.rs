@@ -72,7 +72,7 @@ impl RangeLift {
                 Method::Swap { copy } | Method::MoveAside { copy, .. } => {
                     costs.of_bytes(part.range.len(), copy.bytes())
                 }
-                // The kernel copies what was touched and clears the rest.
+                // The kernel copies the touched pages and clears the rest.
                 Method::InPlace { collapse } => costs.of_bytes(collapse.bytes(), 0),
                 Method::MapImage { .. } | Method::Refault | Method::MapAgain { .. } => 0,
             };

@@ -11,19 +11,18 @@ use alloc::vec;
 /// Number of bytes of code that are compared with their file at a time.
 const COMPARED_AT_ONCE: u64 = 1 << 20;
 
-/// Reads what the search needs of a process and of its files.
+/// Reads the parts of a process and of its files that the search needs.
 pub trait CodeReader {
-    /// Returns the pages of `range`, a private mapping of a file, that are no longer the file's; `None` where that is
-    /// unknown.
+    /// Returns the pages of `range`, a private mapping of a file, that have been changed; `None` if that is unknown.
     fn changed(&mut self, range: AddressRange) -> Option<RangeSet>;
-    /// Reads the file that the process has mapped for an object. `None` where it cannot be had.
+    /// Reads the file that the process has mapped for an object. `None` if it cannot be read.
     fn read_file(&mut self, object: &LoadedObject, offset: u64, into: &mut [u8]) -> Option<()>;
     /// Reads the process's memory.
     fn read_memory(&mut self, at: Address, into: &mut [u8]) -> Option<()>;
 }
 
-/// Returns the pages of code that hold a breakpoint or a uprobe, of all code that any plan by this policy may copy: what one
-/// plan leaves can be lifted by the next, which knows more.
+/// Returns the pages of code that hold a breakpoint or a uprobe, of all code that any plan by this policy may copy: a
+/// later plan, which has more facts, can lift memory that this one leaves.
 pub fn probed_pages(
     process: &ProcessFacts,
     machine: &MachineFacts,

@@ -1,4 +1,4 @@
-//! Reasons why memory is not lifted: what was found, what was needed, and the command that fixes it.
+//! Reasons why memory is not lifted: the value found, the value needed, and the command that fixes it.
 
 use address_space::{PageSize, format_bytes};
 use alloc::borrow::ToOwned;
@@ -89,7 +89,7 @@ pub enum Reason {
     NoThp,
     /// Transparent huge pages come in one size only.
     ThpSize {
-        /// The size asked for.
+        /// The requested size.
         wanted: PageSize,
         /// The size they have.
         size: PageSize,
@@ -159,8 +159,8 @@ pub enum Reason {
     ProtectionPending,
     /// The program is going to write relocations into its code.
     TextRelocationsPending,
-    /// Writable pages of a file in a program that runs: a copy would miss what the program, or the kernel on its
-    /// behalf, writes during the copy, and the kernel cannot collapse such pages in place.
+    /// Writable pages of a file in a program that runs: a copy would miss writes of the program, or of the kernel on
+    /// its behalf, during the copy, and the kernel cannot collapse such pages in place.
     RunningAndWritable,
     /// Writable pages of a file in a program whose constructors have started threads: if the lifter is killed, the
     /// kernel resumes them at once, and their writes between copy and exchange would be lost.
@@ -199,7 +199,7 @@ pub enum Reason {
         /// The error in words.
         error: String,
     },
-    /// The kernel gave ordinary pages where huge ones were asked for.
+    /// The kernel gave ordinary pages instead of the requested huge ones.
     NotHuge {
         /// Bytes that stayed on ordinary pages.
         bytes: u64,
@@ -261,7 +261,7 @@ impl Reason {
         matches!(self, Self::Semaphores | Self::FileHeader)
     }
 
-    /// The reason with the command that fixes it, where there is one.
+    /// The reason with the command that fixes it, if there is one.
     pub fn with_fix(&self) -> String {
         match self.fix() {
             Some(fix) => format!("{self}; fix: {fix}"),

@@ -7,7 +7,7 @@ use core::ops::Range;
 /// The work that a start has with a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartWork {
-    /// None: the kernel maps by huge pages what can be, at the first touch of each.
+    /// None: the kernel maps the possible huge pages itself, at the first touch of each.
     Nothing,
     /// Its base is moved before the first access to its memory; then the work is done.
     Base,
@@ -32,7 +32,7 @@ pub struct BeforeExec<'a> {
     pub collapses_libraries: bool,
 }
 
-/// Returns what a start has to do by a policy.
+/// Returns the work of a start by a policy.
 ///
 /// A new program has no page tables yet, so the kernel maps a huge folio by one entry at the first access, if address
 /// and offset agree. A plan at the entry could only touch the memory earlier. There is more to do if another source is

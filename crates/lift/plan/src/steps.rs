@@ -53,7 +53,7 @@ pub enum Step {
     Touch(AddressRange),
     /// Make the staging copy's pages present, so that no fault can fail later.
     PopulateStaging(AddressRange, PageSize),
-    /// Turn into huge pages what populating left on ordinary ones.
+    /// Collapse staging pages that populating left on ordinary ones.
     CollapseStaging(AddressRange, PageSize),
     /// Read back which pages of the staging copy are huge; the steps that follow act only on these.
     KeepHuge(AddressRange, PageSize),
@@ -75,9 +75,9 @@ pub enum Step {
     CopyBack(RangeSet),
     /// Final protection.
     SealInPlace(AddressRange, Protection),
-    /// Drop what was moved aside; from here on the range counts as lifted.
+    /// Drop the memory that was moved aside; from then on the range counts as lifted.
     DropAside(AddressRange),
-    /// Advise the kernel to use huge pages for what will be touched.
+    /// Advise the kernel to use huge pages for memory that will be touched.
     AdviseInPlace(AddressRange),
     /// Turn touched memory into huge pages in place.
     CollapseInPlace(AddressRange),

@@ -1,7 +1,7 @@
-//! Memory of running processes that is lifted in place, shared or anonymous: the blocks that can be put on huge pages, what that
-//! costs, and the lift, block by block, within a budget.
+//! Memory of running processes that is lifted in place, shared or anonymous: the blocks that can be put on huge pages,
+//! the cost, and the lift, block by block, within a budget.
 //!
-//! A block is what one huge page holds. The kernel collapses a block for all processes that share it at once
+//! A block is the memory of one huge page. The kernel collapses a block for all processes that share it at once
 //! (`process_madvise` with `MADV_COLLAPSE`), so processes that share a segment are planned together, and each block is done
 //! once. All private memory of one kind in a process is one segment, whose offsets are its addresses. Everything here is
 //! calculated from values; the kernel is called through the trait [`Kernel`].
@@ -25,10 +25,10 @@ pub use segment::{Contents, Held, Segment, SegmentKey, View};
 
 use address_space::PageSize;
 
-/// One part in so many of a block may be holes if its pages are the only copy, since the memory that fills them stays.
+/// Divisor of a block: this share may be holes if its pages are the only copy, since the memory that fills them stays.
 const HOLES: u64 = 8;
 
-/// The most bytes of holes in a block that is filled without being asked for.
+/// Maximum bytes of holes in a block that is filled without a request.
 pub const fn most_holes(huge: PageSize) -> u64 {
     huge.bytes() / HOLES
 }

@@ -1,4 +1,4 @@
-//! The lift: block by block, within a budget, and nothing more once the kernel says that it hurts.
+//! The lift: block by block, within a budget, until too many blocks are slow.
 
 use crate::Reason;
 use crate::plan::{Machine, Plan, Refused, Work, next_view, offsets, refuse, refused_contents};
@@ -24,10 +24,10 @@ pub trait Kernel {
     fn begin(&mut self, _segment: usize) -> Result<(), Reason> {
         Ok(())
     }
-    /// Takes back what [`Kernel::begin`] has changed.
+    /// Reverts the changes of [`Kernel::begin`].
     ///
     /// # Errors
-    /// Why that failed.
+    /// The reason for the failure.
     fn end(&mut self, _segment: usize) -> Result<(), Reason> {
         Ok(())
     }
@@ -83,7 +83,7 @@ pub enum Refusal {
     Ended,
     /// `EPERM` or `EACCES`.
     NotPermitted,
-    /// Another one, in words: `EINVAL` where the block cannot be collapsed.
+    /// Another one, in words: `EINVAL` if the block cannot be collapsed.
     Other(String),
 }
 
@@ -94,7 +94,7 @@ pub struct Budget {
     pub all: Duration,
     /// Time that a block may take; a few slower ones end the lift.
     pub block: Duration,
-    /// How often a block is tried that is in use, or for which no huge page is free.
+    /// Number of tries of a block that is in use, or for which no huge page is free.
     pub tries: u32,
     /// Fill blocks however many holes they have.
     pub fill: bool,
@@ -122,7 +122,7 @@ pub struct Outcome {
     pub worst: Duration,
 }
 
-/// Lifts what is planned.
+/// Lifts the planned blocks.
 pub fn lift(
     segments: &[Segment],
     plan: &Plan,
@@ -332,7 +332,8 @@ impl<K: Kernel> Lifter<'_, K> {
         Ok(())
     }
 
-    /// Reads what a block holds: the program may have emptied it, or the kernel swapped it out, since it was planned.
+    /// Reads the contents of a block: since it was planned, the program may have emptied it, or the kernel swapped it
+    /// out.
     fn check_contents(&mut self, index: usize, block: u64) -> Result<Held, Reason> {
         let held = self.kernel.held(index, block).map_err(|why| Reason::Unreadable { why })?;
         if held.data() == 0 {

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-/// One part in so many of the largest room stays free.
+/// Divisor of the largest room: this share stays free.
 const STAYS_FREE: u64 = 2;
 
-/// The largest rooms below limits (of a tmpfs, of a memory cgroup) that were found. Half of that room stays free for
-/// any number of lifts: the programs that share the limit get errors or SIGBUS if no room is left.
+/// The largest rooms found below limits (of a tmpfs, of a memory cgroup). Half of that room stays free for any number
+/// of lifts: the programs that share the limit get errors or SIGBUS if no room is left.
 #[derive(Clone, Debug)]
 pub struct Margins<K> {
     largest: BTreeMap<K, u64>,

@@ -1,4 +1,4 @@
-//! The plan: which blocks are lifted through which mapping, what that adds, and why others are left alone.
+//! The plan: the blocks to lift and the mapping for each, the added memory, and the reasons for leaving others alone.
 
 use crate::segment::{Contents, Held, Segment, View};
 use crate::{Margins, Reason, SegmentKey, SegmentKind, most_holes};

@@ -1,4 +1,4 @@
-//! Reasons why memory is not lifted in place: what was found, what is needed, and what fixes it.
+//! Reasons why memory is not lifted in place: the value found, the value needed, and the fix.
 
 use crate::SegmentKind;
 use address_space::{PageSize, format_bytes};
@@ -35,7 +35,7 @@ pub enum Reason {
     },
     /// Addresses and offsets disagree modulo the huge page.
     OutOfStep {
-        /// By so many bytes.
+        /// By this number of bytes.
         bytes: u64,
         /// Huge page size.
         size: PageSize,
@@ -97,7 +97,7 @@ pub enum Reason {
     AdvisedAgainst,
     /// `PR_SET_THP_DISABLE`.
     OffInProcess,
-    /// The tmpfs has no room for what fills the holes.
+    /// The tmpfs has no room for the filled holes.
     Quota {
         /// Bytes that it can still take.
         left: u64,

@@ -7,7 +7,8 @@ use core::time::Duration;
 const SHORTEST: Duration = Duration::from_secs(5);
 /// Longest time between two looks: a block that could not be lifted is tried again after it.
 const LONGEST: Duration = Duration::from_secs(300);
-/// A look is followed by a rest of at least so many times its own duration, so that looks take 2 % of a CPU at most.
+/// A look is followed by a rest of at least this number of times its own duration, so that looks take 2 % of a CPU at
+/// most.
 const REST: u32 = 50;
 
 /// Returns the shortest rest after work that took this long.

@@ -1,4 +1,4 @@
-//! Segments of memory, and where processes have mapped them.
+//! Segments of memory, and the places where processes have mapped them.
 
 use crate::{Reason, SegmentKind};
 use address_space::{AddressRange, PageSize, RangeSet};
@@ -91,7 +91,7 @@ impl Held {
 pub struct Contents {
     /// The first offset after the segment.
     pub length: u64,
-    /// Number of each block with data, in ascending order, and what it holds.
+    /// Number of each block with data, in ascending order, and its contents.
     pub blocks: Vec<(u64, Held)>,
     /// Bytes that its tmpfs can still take; `None` without a limit.
     pub room: Option<u64>,
@@ -155,7 +155,7 @@ impl Segment {
         sums.into_values().max().unwrap_or(0)
     }
 
-    /// Bytes of the segment, holes included, as far as they are known.
+    /// Bytes of the segment, holes included; its longest mapping if its contents are unknown.
     pub fn length(&self) -> u64 {
         match &self.contents {
             _ if self.key.kind.is_private() => self.views.iter().map(|view| view.range.len()).sum(),

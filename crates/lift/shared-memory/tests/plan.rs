@@ -217,7 +217,8 @@ fn private_pages_of_two_processes_and_guard_pages_are_left_alone_whatever_is_ask
 }
 
 proptest! {
-    /// Each block with data is planned once, huge already, or refused once; and what is planned can be done.
+    /// Each block with data is either planned once, huge already, or refused once; and all planned blocks can be
+    /// lifted.
     #[test]
     fn every_block_is_accounted_for(
         views in prop::collection::vec((0u64..8, 0u64..4, 1u64..6, 0u64..3), 1..4),

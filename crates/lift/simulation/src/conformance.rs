@@ -79,7 +79,7 @@ pub struct Check<S> {
     pub name: &'static str,
     /// The features that the ground must have for this check.
     pub needs: Needs,
-    /// Runs the check; the error says what was expected and what was found.
+    /// Runs the check; the error names the expected and the found value.
     pub run: fn(&mut S, &Ground) -> Result<(), String>,
 }
 

@@ -21,7 +21,7 @@ fn shown_by_files(scenario: &Scenario) -> RangeSet {
         .collect()
 }
 
-/// Where the first bytes of files are, which a core dump must hold for the build-id.
+/// Addresses of the first bytes of files, which a core dump must contain for the build-id.
 fn file_starts(scenario: &Scenario) -> Vec<Address> {
     let mappings = scenario.process.space.mappings().iter();
     mappings
@@ -36,7 +36,7 @@ fn huge_pages(range: AddressRange, size: PageSize) -> impl Iterator<Item = Addre
         .map(move |page| AddressRange::sized(whole.start() + page * size.bytes(), size.bytes()))
 }
 
-/// The pages of a lifted range that dumps may omit, by what they are.
+/// The pages of a lifted range that dumps may omit, by their contents.
 fn omitted(scenario: &Scenario, range: &RangeOutcome) -> RangeSet {
     let (files, starts) = (shown_by_files(scenario), file_starts(scenario));
     if range.source != Some(Source::Hugetlb) || range.protection.write {

@@ -104,7 +104,7 @@ fn the_next_source_serves_where_the_file_shows_no_more_than_half() {
     assert_eq!(served(1, true, plain), (Some(Source::Hugetlb), 3 * HUGE, 2));
     assert_eq!(served(2, false, plain), (Some(Source::File), 2 * HUGE, 1));
     assert_eq!(served(1, false, plain), (Some(Source::Hugetlb), 3 * HUGE, 2));
-    // Where that fails, what the file shows stays.
+    // If that fails, the range keeps the parts that the file shows.
     let failure = Failure { errno: errno::ENOMEM, mode: Mode::Clean };
     let no_memory = Script::new().failing_from(0, Some(Call::Map), failure);
     let (source, covered, _) = served(1, true, &no_memory);
@@ -162,7 +162,7 @@ fn the_next_source_serves_where_the_file_fails() {
     assert_eq!((told.source, told.covered.bytes(), told.failed.len()), (Some(Source::Hugetlb), 3 * HUGE, 2));
 }
 
-/// The second of three blocks is not cached: an image shows it, where there is one.
+/// The second of three blocks is not cached: an image shows it, if there is one.
 #[test]
 fn an_image_shows_what_the_file_leaves_over() {
     let partly = || program().all_partly_cached(HUGE);

@@ -12,7 +12,7 @@ fn guarded(scenario: &Scenario) -> Scenario {
     scenario.on(kernel)
 }
 
-/// The code of the program, without what is left of copies elsewhere.
+/// The code of the program, without leftovers of copies elsewhere.
 fn code(scenario: &Scenario, kernel: &SimulatedKernel) -> RangeSet {
     let space = &scenario.process.space;
     let of_program = |range: AddressRange| space.overlapping(range).iter().any(|before| before.range.overlaps(range));

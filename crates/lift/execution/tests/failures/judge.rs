@@ -55,7 +55,7 @@ pub fn judge(scenario: &Scenario, run: &Run, leniency: Leniency) -> Verdict {
     program_goes_on(scenario, run, kernel, leniency)
 }
 
-/// Every byte that was mapped is still, and holds what it held.
+/// Every byte that was mapped is still mapped, with the same value.
 pub fn contents_are_right(scenario: &Scenario, kernel: &SimulatedKernel) -> Verdict {
     let after = kernel.mapped();
     for range in scenario.kernel.mapped().iter() {
@@ -71,7 +71,7 @@ pub fn same_protection(after: &AddressSpace, range: AddressRange, protection: Pr
     hold(same, || format!("{range} was {protection:?}, is {found:?}"))
 }
 
-/// Each huge page of the range is either on huge pages with the plan's protection, or what it was.
+/// Each huge page of the range is either on huge pages with the plan's protection, or unchanged.
 fn lifted_or_untouched(
     scenario: &Scenario,
     kernel: &SimulatedKernel,

@@ -1,4 +1,4 @@
-//! Calls that fail for ever from some moment on, those that clean up and restore among them.
+//! Calls that fail for ever from some moment on, including calls that clean up and restore.
 
 use crate::judge::{Leniency, contents_are_right, demand};
 use crate::scenario::{Scenario, scenarios_of};
@@ -28,7 +28,7 @@ fn each_kind_fails_for_ever(scenario: &Scenario, calls: &[Call]) {
     }
 }
 
-/// One call fails, and what is needed to clean up after it fails for ever.
+/// One call fails, and the calls for cleaning up after it fail for ever.
 fn cleaning_up_fails_for_ever(scenario: &Scenario, calls: &[Call]) {
     for (number, &call) in calls.iter().enumerate() {
         for later in [Call::Unmap, Call::MoveTo, Call::MapAt, Call::Copy, Call::Protect, Call::Space] {
@@ -47,8 +47,8 @@ fn cleaning_up_fails_for_ever(scenario: &Scenario, calls: &[Call]) {
     }
 }
 
-/// The process is gone, or nothing at all is allowed any more. Nobody can restore what was moved aside then, but what is
-/// put in place by one call is never torn.
+/// The process is gone, or every call is refused from now on. Nobody can restore memory that was moved aside then, but
+/// memory that is put in place by one call is never torn.
 fn everything_fails_from_some_moment(scenario: &Scenario, calls: &[Call]) {
     for number in 0..calls.len() {
         let script = Script::new().failing_from(number, None, Failure { errno: errno::ESRCH, mode: Mode::Clean });

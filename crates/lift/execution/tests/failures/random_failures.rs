@@ -1,4 +1,4 @@
-//! Random programs on random machines with random failures, which find what no list of layouts holds.
+//! Random programs on random machines with random failures, for cases that no list of layouts contains.
 
 use crate::judge::{Leniency, judge};
 use crate::scenario::Scenario;

@@ -66,7 +66,8 @@ fn the_process_has_nearly_all_mappings_it_may_have() {
         let now = scenario.process.space.mappings().len();
         for more in 0..30 {
             let kernel = scenario.short_of(|machine| machine.max_mappings = now + more);
-            // Memory aside that mremap refuses to move back is copied back. The program may lack what we have taken.
+            // Memory aside that mremap refuses to move back is copied back. The program may lack the mappings that we
+            // use.
             let replaced = scenario.moves_aside();
             lift_on(scenario, &kernel, Leniency { replaced, crowded: true, ..Leniency::default() });
         }

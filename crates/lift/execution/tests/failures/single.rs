@@ -9,7 +9,7 @@ fn leniency(calls: &[Call]) -> Leniency {
     Leniency { unread: calls.iter().any(|call| matches!(call, Call::Huge | Call::Space)), ..Leniency::default() }
 }
 
-/// Lets each call fail with so many of its errors.
+/// Makes each call fail, with the first `errors` of its possible errors.
 pub fn each_call_fails(scenario: &Scenario, calls: &[Call], errors: usize) {
     for (number, call) in calls.iter().enumerate() {
         for mode in call.modes() {

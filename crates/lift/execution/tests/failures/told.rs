@@ -225,7 +225,7 @@ fn a_swap_that_fails_is_told_though_nobody_can_see_what_is_left() {
     assert!(matches!(reason, Reason::Kernel { call: "mremap", errno: errno::EAGAIN, .. }), "{reason:?}");
 }
 
-/// Where page faults give ordinary pages, collapsing is what makes them huge.
+/// If page faults give ordinary pages, collapsing makes them huge.
 #[test]
 fn what_faults_leave_on_ordinary_pages_is_collapsed() {
     let planned = scenario(&code("/opt/prog"), Pages::Thp);

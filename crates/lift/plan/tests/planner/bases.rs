@@ -1,4 +1,4 @@
-//! The choice of a base: as good as any, and true to what a plan then covers.
+//! The choice of a base: as good as any, and equal to the coverage of a later plan.
 
 use crate::oracle::{Page, chosen_pages, pages_in};
 use crate::support::{PAGE, Program, Segment, Shape, base_page, machine_with, page_size, random};
@@ -191,7 +191,7 @@ proptest! {
     }
 }
 
-/// Zeros behind what a read-only segment has in its file are no part of the file.
+/// Zeros after the file's bytes of a read-only segment are not part of the file.
 #[test]
 fn zeros_of_a_read_only_segment_are_not_shown_by_its_file() {
     let huge = 4 * PAGE;

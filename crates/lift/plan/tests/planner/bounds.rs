@@ -124,7 +124,7 @@ fn mappings_serve_to_the_last_that_mremap_allows() {
     assert!(with(now + 4 + ROOM - 1).lifts.is_empty());
 }
 
-/// A second source counts against the bounds only by what it takes more than the first.
+/// A second source counts against the bounds only by its excess over the first.
 #[test]
 fn second_sources_are_kept_as_far_as_means_reach() {
     let policy = Policy::default();

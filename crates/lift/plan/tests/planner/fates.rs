@@ -24,7 +24,7 @@ enum Fate {
 
 type Fates = BTreeMap<u64, Fate>;
 
-/// True where two neighbouring pages may share a huge page.
+/// True if two neighbouring pages may share a huge page.
 fn may_share(a: &Page, b: &Page, policy: &Policy) -> bool {
     let never_written = |page: &Page| page.protection.read && !page.protection.write;
     let merged = policy.edges == Edges::MergeReadOnly && a.kind != Kind::Heap && never_written(a) && never_written(b);
@@ -144,7 +144,7 @@ fn leave_out_small_objects(fates: &mut Fates, pages: &Pages, program: &Program) 
     }
 }
 
-/// Reasons that have to do with what the machine has to give, not with the memory.
+/// Reasons that concern the machine's resources, not the memory.
 pub fn is_want_of_means(reason: &Reason) -> bool {
     use Reason::*;
     matches!(

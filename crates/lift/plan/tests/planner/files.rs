@@ -1,4 +1,4 @@
-//! Data files: what the page cache can show, page by page, and the reason for each page that it cannot.
+//! Data files: the pages that the page cache can show, and the reason for each other page.
 
 use crate::support::{machine_with, page_size, range};
 use address_space::{AddressRange, Protection, RangeSet};

@@ -1,4 +1,4 @@
-//! Which sources and ways are used: what was asked for and what the machine can do.
+//! The sources and ways in use, by the request and the machine's abilities.
 
 use crate::oracle::chosen_pages;
 use crate::support::{Program, random};

@@ -1,4 +1,4 @@
-//! Copies and accounting: what must be copied is, and no means are overdrawn.
+//! Copies and accounting: all necessary copies are made, and no resource is overdrawn.
 
 use crate::oracle::{Pages, chosen_pages, heap_pages, pages_in};
 use crate::support::{PAGE, Program, random};

@@ -42,7 +42,7 @@ pub fn chosen_pages(program: &Program, policy: &Policy) -> Pages {
 fn page_of(program: &Program, object: &LoadedObject, page: AddressRange) -> Option<Page> {
     let facts = &program.facts;
     let mapping = facts.space.find(page.start())?;
-    // Where segments share a page, the later one is mapped over it.
+    // If segments share a page, the later one is mapped over it.
     let holder = object.image.segments.iter().rfind(|s| shown(s.memory, object).overlaps(page))?;
     let from_file = mapping.path() == Some(&object.path);
     let plain = mapping.is_plain_anonymous() && mapping.name != MappingName::Heap;

@@ -125,7 +125,7 @@ proptest! {
         prop_assert_eq!(now.lifts, divide(whole, &terms).0.lifts);
     }
 
-    /// Memory for which a program has paid is copied whatever else the plan has by then, and however much that gains.
+    /// Memory for which a program has paid is copied, however much other memory of the later plan gains.
     #[test]
     fn a_later_lift_copies_first_what_was_paid_for(
         program in random::program(),

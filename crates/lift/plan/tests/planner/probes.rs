@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const HUGE: u64 = 4 * PAGE;
 const AT: u64 = 64 * HUGE;
-/// Where in its first page the code begins, in bytes.
+/// Offset of the code in its first page, in bytes.
 const SKEW: u64 = 0x100;
 
 fn shape() -> Shape {
@@ -111,7 +111,7 @@ fn the_page_of_a_breakpoint_is_found_and_no_other() {
     assert_eq!(found(&program, &Reader::default()), []);
 }
 
-/// A debugger may have changed what cannot be compared.
+/// A debugger may have changed code that cannot be compared.
 #[test]
 fn what_cannot_be_compared_counts_as_probed() {
     let program = loaded(&shape());

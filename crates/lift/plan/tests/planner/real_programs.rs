@@ -1,4 +1,4 @@
-//! Properties of plans on the layouts of real programs, and what each is expected to gain.
+//! Properties of plans on the layouts of real programs, and the expected gain of each.
 
 use crate::support::{Program, base_page, machine_with, page_size, programs};
 use address_space::format_bytes;

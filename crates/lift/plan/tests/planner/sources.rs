@@ -1,5 +1,5 @@
-//! Where nothing is short, each range gets every source that serves it, best first; and a plan is no longer than it has to
-//! be: its most valuable ranges come first, and what can be lifted together is.
+//! If nothing is short, each range gets every source that serves it, best first. A plan is no longer than necessary:
+//! its most valuable ranges come first, and ranges that can be lifted together are.
 
 use crate::fates::{is_want_of_means, size_of};
 use crate::oracle::{self, chosen_pages, pages_in};
@@ -107,7 +107,8 @@ fn every_source_is_used(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
         // A file has two ways.
         found.dedup();
         prop_assert_eq!(&found, &expected.copied().collect::<Vec<_>>(), "{:?}", lift);
-        // Where an image begins or ends, so does a range: what an image shows is not kept from it by what none does.
+        // Ranges begin and end at the borders of images: a page without an image does not keep its neighbours from
+        // theirs.
         let shown = lift.range.pages(case.size).any(|page| image_of(case.program, page, case.size).is_some());
         prop_assert_eq!(found.contains(&Source::Image), shown && allowed.contains(&Source::Image), "{:?}", lift);
     }

@@ -1,4 +1,4 @@
-//! A start leaves out only what would change nothing.
+//! A start leaves out only work that would change nothing.
 
 use crate::support::{MACHINE, Program, Shape, base_page, machine_with, page_size, random};
 use address_space::{ElfKind, LoadedObject};
@@ -53,7 +53,7 @@ proptest! {
         let shape = Shape { interpreter, ..shape };
         let parts = random::huge_parts(blocks);
         let mut program = Program::new("starts");
-        // A program without a dynamic linker has yet to protect what it relocates.
+        // A program without a dynamic linker has not yet protected its relocated memory.
         let object = program.load(&shape, interpreter);
         program.cached(shape.path, parts.clone(), true);
         let mut program = program.finish();

@@ -26,7 +26,8 @@ pub fn page_size(bytes: u64) -> PageSize {
     PageSize::new(bytes).unwrap()
 }
 
-/// A machine with so many free pool pages of one size, transparent huge pages of the same, and enough of all else.
+/// A machine with this number of free pool pages of one size, transparent huge pages of the same size, and enough of
+/// all else.
 pub fn machine_with(huge: u64, pool_pages: u64) -> MachineFacts {
     let size = page_size(huge);
     MachineFacts {
@@ -58,7 +59,7 @@ pub struct Segment {
     pub file: u64,
     /// Zero bytes behind them.
     pub zeros: u64,
-    /// Where in its first page it begins, in bytes.
+    /// Offset of its beginning in its first page, in bytes.
     pub skew: u64,
     /// Whole pages left free before it.
     pub gap: u64,

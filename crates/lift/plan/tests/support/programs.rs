@@ -1,5 +1,5 @@
-//! The layouts of real programs. All sizes are 1/32 of the real ones, so that a page of 64 KiB is to them what one of
-//! 2 MiB is to the originals.
+//! The layouts of real programs. All sizes are 1/32 of the real ones, so that a page of 64 KiB corresponds to a page of
+//! 2 MiB in the originals.
 
 use super::{PAGE, Program, RWX, Segment, Shape, range};
 use address_space::{MappingName, ObjectRole, Protection};

@@ -88,7 +88,7 @@ enum Moment {
     Runs,
 }
 
-/// A random program: objects that may touch each other, a heap, and what others have put among them.
+/// A random program: objects that may touch each other, a heap, and foreign mappings among them.
 pub fn program() -> impl Strategy<Value = Program> {
     let overlays = vec((overlay(), 0..400u64, 1..8u64), 0..5);
     let touched = vec((0..500u64, 1..20u64), 0..6);

@@ -39,7 +39,7 @@ fn pages(ground: &Ground, range: AddressRange, first: u64, end: u64) -> AddressR
     AddressRange::new(range.start() + first * page, range.start() + end * page)
 }
 
-/// Every byte of `range` is mapped with this protection, or, where it is `None`, nothing is mapped.
+/// Every byte of `range` is mapped with this protection; for `None` no byte is mapped.
 fn expect_mapped<S: Subject>(subject: &mut S, range: AddressRange, protection: Option<Protection>) -> Checked {
     let space = call(subject.space())?;
     let holds = match protection {

@@ -28,8 +28,8 @@ pub(super) struct Area {
     pub sealed: bool,
     /// `PROT_BTI`.
     pub guards_branches: bool,
-    /// How far anonymous memory has been moved since it was made. The kernel joins only memory that it numbers
-    /// through, which memory that has been moved is not.
+    /// Distance that anonymous memory has been moved since it was made. The kernel joins only memory with consecutive
+    /// page offsets, and moved memory keeps its old ones.
     pub moved: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The model as an executor: a call fails as the script says, or else by the rules.
+//! The model as an executor: a call fails by the script, or otherwise by the rules.
 
 use super::area::Area;
 use super::errno::*;

@@ -12,7 +12,7 @@ pub enum Content {
     Original(Address),
     /// Bytes of a file that the process has never seen, from this offset on.
     Foreign(u64),
-    /// Bytes written later: which text, and from where in it.
+    /// Bytes written later: the number of the text, and the offset in it.
     Written(usize, usize),
 }
 
@@ -28,10 +28,10 @@ impl Content {
     }
 }
 
-/// Memory and what it holds.
+/// A range of memory and its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// Where.
+    /// Addresses.
     pub range: AddressRange,
     /// The content of its first byte; the following bytes are derived from this.
     pub content: Content,

@@ -27,7 +27,8 @@ impl SimulatedKernel {
         Ok(())
     }
 
-    /// The contents that a mapping shows of its file: where the process showed the file at first, that memory's.
+    /// The contents that a mapping shows of its file: the first contents of memory if the process showed that part of
+    /// the file at first.
     pub(super) fn file_contents(&self, mapping: &Mapping) -> Vec<Stretch> {
         let mut contents = super::contents::Contents::default();
         contents.set(mapping.range, Content::Foreign(mapping.offset));

@@ -10,8 +10,8 @@ use lift_execution::FileMapping;
 use lift_plan::Placement;
 use std::collections::BTreeMap;
 
-/// `mremap` refuses to work where fewer mappings than this are left to be had, and two more are needed for the splits
-/// (Linux, `mm/mremap.c`).
+/// `mremap` refuses to work if fewer mappings than this are available, and two more are needed for the splits (Linux,
+/// `mm/mremap.c`).
 const MREMAP_HEADROOM: usize = 3;
 
 /// Transparent huge pages of the model.
@@ -19,7 +19,7 @@ const MREMAP_HEADROOM: usize = 3;
 pub struct SimulatedThp {
     /// Their size.
     pub size: PageSize,
-    /// How many can still be had.
+    /// Number of available pages.
     pub left: u64,
     /// Faults in advised memory give huge pages; otherwise only collapsing does.
     pub at_fault: bool,
@@ -88,7 +88,7 @@ pub struct SimulatedKernel {
     pub(super) originals: Contents,
     /// The first mappings.
     pub(super) first: RangeSet,
-    /// Free pages less what mappings have reserved.
+    /// Free pages that mappings have not reserved.
     pub(super) pool_left: BTreeMap<PageSize, u64>,
     brk: Option<AddressRange>,
     pub(super) script: Script,
@@ -271,7 +271,7 @@ impl SimulatedKernel {
         Ok(splits)
     }
 
-    /// Splits areas so that none crosses a border of `range`, as far as the number of mappings allows.
+    /// Splits areas so that none crosses a border of `range`, unless the number of mappings forbids it.
     pub(super) fn split(&mut self, range: AddressRange) -> Errno {
         for border in self.splits(range)? {
             if self.areas.len() >= self.machine.max_mappings {
@@ -398,7 +398,7 @@ impl SimulatedKernel {
         let FileMapping { path, offset, protection } = file;
         self.check_pages(range)?;
         let image = self.machine.images.iter().find(|image| image.path == path).cloned().ok_or(ENOENT)?;
-        // In this order: mmap asks how many mappings there are before it removes any.
+        // In this order: mmap checks the number of mappings before it removes any.
         if self.areas.len() > self.machine.max_mappings {
             return Err(ENOMEM);
         }

@@ -59,7 +59,7 @@ impl Call {
         Self::Space,
     ];
 
-    /// The errors that the call can return: those of open(2), mmap(2), munmap(2), madvise(2), mbind(2), mprotect(2),
+    /// The errors that the call can return: errors of open(2), mmap(2), munmap(2), madvise(2), mbind(2), mprotect(2),
     /// mremap(2), process_vm_readv(2), prctl(2) and read(2) for `/proc` files that a process can get with valid
     /// arguments, including errors from security modules and from a process that has ended.
     pub fn errors(self) -> &'static [i32] {
@@ -111,7 +111,7 @@ pub enum Mode {
     DestinationGone,
 }
 
-/// How a call fails.
+/// The failure of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The error's number.

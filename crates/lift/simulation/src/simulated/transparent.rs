@@ -116,7 +116,7 @@ impl SimulatedKernel {
         if mapped == range.len() { Ok(()) } else { Err(ENOMEM) }
     }
 
-    /// Pages come one by one, so that some are there where others are refused.
+    /// Pages come one by one, so that some are present if others are refused.
     fn take_pool_pages(&mut self, range: AddressRange, size: PageSize, bound: bool) -> Errno {
         for page in range.pages(size) {
             if self.present.covers(page) {
