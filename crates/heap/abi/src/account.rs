@@ -14,7 +14,7 @@ pub enum Shortage {
     /// Nothing is short.
     #[default]
     None = 0,
-    /// The pool had fewer free pages than were asked for at the start.
+    /// At the start the pool had fewer free pages than requested.
     PoolTooSmall = 1,
     /// A limit (cgroup, cpuset) or the memory policy refused pages that the pool had.
     PopulationRefused = 2,
@@ -22,8 +22,8 @@ pub enum Shortage {
     UsedUp = 3,
     /// The process forked; its heap went over to transparent huge pages, which need no free pages for that.
     Forked = 4,
-    /// The process forked while the kernel may have been writing to the heap; what it did not use went back to the pool,
-    /// for the copies of both.
+    /// The process forked while the kernel may have been writing to the heap; unused pages went back to the pool, for
+    /// the copies of both processes.
     SpentOnFork = 5,
 }
 
@@ -49,7 +49,7 @@ pub struct Account {
     version: AtomicU64,
     /// Size of a pool page.
     pub pool_page: AtomicU64,
-    /// Bytes of the pool that the order asked for.
+    /// Bytes of the pool that the order requested.
     pub pool_asked: AtomicU64,
     /// Bytes that were taken from the pool and populated.
     pub pool_taken: AtomicU64,
@@ -59,7 +59,7 @@ pub struct Account {
     pub mapped_used: AtomicU64,
     /// Bytes of arenas, which hold the small blocks.
     pub arenas: AtomicU64,
-    /// Bytes that the program asked for in the large blocks it now holds.
+    /// Bytes that the program requested in the large blocks it now holds.
     pub large_asked: AtomicU64,
     /// Bytes that these blocks take.
     pub large_held: AtomicU64,

@@ -1,5 +1,5 @@
-//! Free pool pages by NUMA node, and the choice of a share of them. The launcher uses this, and so does the heap if it
-//! has no launcher.
+//! Free pool pages by NUMA node, and the choice of a share. The launcher uses this, and so does the heap if it has no
+//! launcher.
 
 use crate::{MOST_NODES, NodePages};
 use address_space::PageSize;
@@ -59,7 +59,7 @@ pub fn share_by_node(free: &[NodePages; MOST_NODES], wanted: u64, home: u32) -> 
     shares
 }
 
-/// Distributes `wanted` pages evenly over the nodes, as far as each has free ones; the rest as [`share_by_node`] does.
+/// Distributes `wanted` pages evenly over the nodes, if each has free ones; the rest as [`share_by_node`] does.
 pub fn share_evenly(free: &[NodePages; MOST_NODES], wanted: u64, home: u32) -> [NodePages; MOST_NODES] {
     let mut shares = free.map(|node| NodePages { node: node.node, pages: 0 });
     let mut left = wanted;
@@ -97,8 +97,8 @@ pub fn first_node(mask: &NodeMask) -> Option<u32> {
     (0..MOST_NODE_NUMBERS).find(|&node| has_node(mask, node))
 }
 
-/// The nodes from which a process may take memory: those that its cpuset allows and, if its memory policy binds it,
-/// those of the policy. If the cpuset has removed all nodes of the policy, the policy has no effect.
+/// The nodes from which a process may take memory: allowed by its cpuset and, if its memory policy binds it, by the
+/// policy. If the cpuset has removed all nodes of the policy, the policy has no effect.
 pub fn confinement(allowed: &NodeMask, mode: i32, policy: &NodeMask) -> NodeMask {
     /// `MPOL_BIND`, and the bits above the modes, which are flags (`linux/mempolicy.h`).
     const BIND: i32 = 2;

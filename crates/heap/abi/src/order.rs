@@ -1,4 +1,4 @@
-//! The order: which pages, how many on which node, in which programs.
+//! The order: the pages, their number on each node, and the programs.
 
 use crate::VERSION;
 use core::fmt;
@@ -21,9 +21,9 @@ pub struct NodePages {
 pub struct Order<'a> {
     /// Bytes of a transparent huge page: the grain in which memory is handed about.
     pub huge: u64,
-    /// Bytes of a pool page; 0 where nothing comes from the pool.
+    /// Bytes of a pool page; 0 if nothing comes from the pool.
     pub page: u64,
-    /// Where the pool's pages come from; entries with 0 pages are unused.
+    /// The nodes of the pool's pages; entries with 0 pages are unused.
     pub pool: [NodePages; MOST_NODES],
     /// The user has chosen these nodes, so that the program's own memory policy does not count.
     pub chosen: bool,
@@ -39,7 +39,7 @@ impl<'a> Order<'a> {
         Self { huge, page: 0, pool: [NodePages::default(); MOST_NODES], chosen: false, python: false, only: "" }
     }
 
-    /// Reads the text form; `None` where it is not one of this version.
+    /// Reads the text form; `None` if it is not one of this version.
     pub fn parse(text: &'a str) -> Option<Self> {
         let (version, mut rest) = text.split_once(' ')?;
         if version.strip_prefix('v')?.parse::<u64>() != Ok(VERSION) {

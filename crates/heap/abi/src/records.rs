@@ -4,8 +4,8 @@
 /// blocks of each page are in use. Addresses are the process's. Sizes and offsets are bytes unless the field says
 /// otherwise.
 ///
-/// `crates/heap/allocator/src/mimalloc.c` fills one with what its compiler knows, and names the fields in this order. In a
-/// page `used`, `capacity` and `reserved` have 2 bytes each; all else that is read has 8.
+/// `crates/heap/allocator/src/mimalloc.c` fills one with values known to its compiler, and names the fields in this
+/// order. In a page `used`, `capacity` and `reserved` have 2 bytes each; all other values have 8.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SmallRecords {
@@ -19,13 +19,13 @@ pub struct SmallRecords {
     pub slice: u64,
     /// Fields of the record at the beginning of an arena.
     pub arena: u64,
-    /// Offset in it: how many slices the arena has.
+    /// Offset in it: number of slices of the arena.
     pub arena_slices: u64,
     /// Offset in it: the address of the records of pages, one for each slice.
     pub arena_pages: u64,
     /// Offset in it: the address of the bitmap of slices at which a page begins.
     pub arena_page_bits: u64,
-    /// Offset in a bitmap: how many chunks it has.
+    /// Offset in a bitmap: number of its chunks.
     pub bitmap_chunk_count: u64,
     /// Offset in a bitmap: its chunks.
     pub bitmap_chunks: u64,
@@ -51,7 +51,7 @@ impl SmallRecords {
     /// Size of the record in memory, in bytes.
     pub const BYTES: usize = FIELDS * 8;
 
-    /// From the bytes of another process of the same machine; what they say is not checked.
+    /// From the bytes of another process of the same machine; the values are not checked.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let mut words = bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()));
         let mut next = || words.next().unwrap_or_default();
@@ -89,7 +89,7 @@ mod tests {
             word.copy_from_slice(&(index as u64 * 8).to_ne_bytes());
         }
         let read = SmallRecords::from_bytes(&bytes);
-        // Each word says its own offset.
+        // Each word contains its own offset.
         assert_eq!(read.arenas as usize, core::mem::offset_of!(SmallRecords, arenas));
         assert_eq!(read.slice as usize, core::mem::offset_of!(SmallRecords, slice));
         assert_eq!(read.arena_page_bits as usize, core::mem::offset_of!(SmallRecords, arena_page_bits));

@@ -19,7 +19,7 @@ use core::ffi::{c_int, c_ulong};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use linux::interrupted::{Length, Repetition, after_own_handler, ends_without_sa_restart};
 
-/// How the thread continues.
+/// The way in which the thread continues.
 pub enum Next {
     /// The handler returns.
     Return,
@@ -28,7 +28,7 @@ pub enum Next {
 }
 
 /// Changes the handler's frame so that the interrupted call continues. `signal`: the signal of the stop itself;
-/// `sleeps`: how often the thread had slept when the handler began.
+/// `sleeps`: number of the thread's sleeps when the handler began.
 pub fn prepare(mut frame: Frame, thread: u32, signal: c_int, sleeps: u64) -> Next {
     if let Some(unfinished) = frame.unfinished_leave() {
         return Next::Leave(unfinished);
@@ -37,7 +37,7 @@ pub fn prepare(mut frame: Frame, thread: u32, signal: c_int, sleeps: u64) -> Nex
         return if frame.can_be_left() { Next::Leave(frame) } else { Next::Return };
     }
     let fits = |call: &Call| frame.state(call) != State::Elsewhere;
-    // The call that the thread slept in last comes before what earlier stops have noted.
+    // The call in which the thread slept last has priority over notes of earlier stops.
     let found = calls_of(thread).filter(fits).max_by_key(|call| call.sleeps == sleeps);
     let handler = own_handler(frame.signal_mask(), signal);
     let Some(call) = found else {
@@ -68,7 +68,7 @@ fn wait_on(mut frame: Frame) -> Next {
 }
 
 /// If the thread has slept since it was seen in `call`, the present call may be another one. If the frame does not show
-/// all arguments, one of them may differ, so the call is not made again and returns EINTR. Calls that the kernel
+/// all arguments, an argument may differ, so the call is not made again and returns EINTR. Calls that the kernel
 /// continues by itself need no arguments.
 fn repeat(mut frame: Frame, thread: u32, call: &Call, sleeps: u64) -> Next {
     let is_same_call = call.sleeps == sleeps;
@@ -226,7 +226,7 @@ impl Action {
     pub unsafe fn set(&self, signal: c_int) -> bool {
         let arguments = [signal as usize, core::ptr::from_ref(self) as usize, 0, size_of::<u64>()];
         // SAFETY:
-        // - the action is in the kernel's form, whose signal set has 8 bytes; the caller's promise for what it does.
+        // - the action is in the kernel's form, whose signal set has 8 bytes; the caller's promise for its functions.
         unsafe { system_call(libc::SYS_rt_sigaction, arguments) }.is_ok()
     }
 }

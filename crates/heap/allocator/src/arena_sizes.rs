@@ -1,7 +1,7 @@
 //! The sizes of arenas. mimalloc has a limited number of places for them, and an arena stays for ever: sizes grow with the
 //! heap, so that the places suffice for any heap, and a pool in pieces does not use them up.
 //!
-//! Pure: what is here neither reads nor changes anything else.
+//! Pure: this module neither reads nor changes anything else.
 
 /// mimalloc accepts no smaller arena (`MI_ARENA_MIN_SIZE`); sizes are multiples of this.
 pub const LEAST_ARENA: usize = 32 << 20;

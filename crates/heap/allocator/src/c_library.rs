@@ -147,7 +147,7 @@ pub fn clock() -> Option<Clock> {
     FOUND.get().map(|found| unsafe { core::mem::transmute::<*mut c_void, Clock>(found) })
 }
 
-/// A function of the C library's own, whoever else has one of this name.
+/// A function of the C library's own, even if another object has one with this name.
 pub struct OfCLibrary(Kept);
 
 impl OfCLibrary {

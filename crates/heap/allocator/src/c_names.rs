@@ -1,5 +1,5 @@
-//! The C library's allocator under its other names, by which a program can call it past the preloaded `malloc`: where the heap
-//! acts their blocks are the heap's, and elsewhere what they would be without this library.
+//! The C library's allocator under its other names, by which a program can call it past the preloaded `malloc`: if the
+//! heap acts, their blocks are the heap's; otherwise the calls go to the C library.
 
 use crate::exports;
 use crate::passive::c_library;

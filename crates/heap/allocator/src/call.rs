@@ -11,7 +11,7 @@ pub struct Call {
     pub stack: u64,
     /// The address at which the thread continues after the call.
     pub next_instruction: u64,
-    /// Number of times that the thread had gone to sleep, the sleep in this call included; 0 where
+    /// Number of times that the thread had gone to sleep, the sleep in this call included; 0 if
     /// [`Frame::SHOWS_ARGUMENTS`](crate::frame::Frame::SHOWS_ARGUMENTS).
     pub sleeps: u64,
 }

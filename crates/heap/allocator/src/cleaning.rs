@@ -1,16 +1,16 @@
 //! Zeroes a kept mapping before it is handed out again, by the cheapest method for its past use. Untouched memory is
 //! returned to the kernel. Memory that was used throughout is cleared in place. If only a few places were touched, the
 //! memory is returned and put on ordinary pages: its next use probably touches a few places again, and each would take
-//! a whole huge page. From then on its few pages are cleared in place, because returning them would interrupt the other
-//! CPUs at every use, and cause page faults. A large block that is nearly untouched is still returned if the process
-//! has one thread: to find its pages costs more.
+//! a whole huge page. Later its few pages are cleared in place, because returning them would interrupt the other CPUs
+//! at every use, and cause page faults. A large block that is nearly untouched is still returned if the process has one
+//! thread: finding its pages costs more.
 
 use crate::swap;
 use crate::sys::{advise, base_page, clear, residence};
 use crate::threads;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-/// How densely a mapping was used, as seen when it was freed.
+/// The density of a mapping's use, determined when it was freed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Density {
     /// On huge pages; nothing is known.
@@ -57,11 +57,11 @@ const LINE: usize = 64;
 const DENSE: usize = SAMPLES / 16;
 /// Like [`DENSE`], for pool memory: that is always resident, so that clearing is cheaper only if more is in use.
 const DENSE_IN_POOL: usize = SAMPLES / 4;
-/// A block on ordinary pages of which one page in so many is resident does not count as sparse.
+/// Divisor of a block's pages: with at least this share resident, a block on ordinary pages does not count as sparse.
 const DENSELY_RESIDENT: usize = 4;
 
-/// A part of which one page in so many is resident is given back as a whole, so that pages which are touched here and there do
-/// not add up.
+/// Divisor of a part's pages: with less than this share resident, a part is returned as a whole, so that scattered
+/// touched pages do not add up.
 const FEW_RESIDENT: usize = 16;
 /// Runs of pages, resident and not, of a part from which on it is given back by one call.
 const MOST_RUNS: usize = 32;
@@ -142,7 +142,7 @@ struct Seen {
     amount: Amount,
 }
 
-/// How much of a block is to be zeroed.
+/// The part of a block that must be zeroed.
 enum Amount {
     /// It has been.
     Nothing,
@@ -152,7 +152,7 @@ enum Amount {
     Other,
 }
 
-/// Finds how a block on huge pages was used.
+/// Determines the past use of a block on huge pages.
 ///
 /// # Safety
 /// As for [`clean`].
@@ -178,7 +178,7 @@ unsafe fn observe(start: usize, bytes: usize, before: Density) -> Seen {
 }
 
 impl Seen {
-    /// A block on ordinary pages of which so many are resident.
+    /// A block on ordinary pages with this number of resident pages.
     fn of_sparse(resident: usize, bytes: usize) -> Self {
         let pages = bytes / base_page();
         let now = match resident {
@@ -254,7 +254,7 @@ unsafe fn give_back(start: usize, bytes: usize) {
     }
 }
 
-/// Clears what is resident and gives back the rest, where it may have been swapped out.
+/// Clears the resident pages and returns the rest, which may have been swapped out.
 ///
 /// # Safety
 /// As for [`clean`].
@@ -274,10 +274,10 @@ unsafe fn clear_what_is_resident(start: usize, bytes: usize) {
     }
 }
 
-/// Clears the resident pages of a block that has few of them, and returns the memory between them, which may have been
-/// swapped out. Since no page is mapped there, this interrupts no other CPU, unless another thread makes such a call at
-/// the same time (`mm_tlb_flush_nested` in mm/mmu_gather.c); so only one thread at a time does it. Parts with many
-/// resident pages are returned. Returns the number of pages that were resident.
+/// Clears the resident pages of a block that has few resident pages, and returns the memory between them, which may
+/// have been swapped out. Since no page is mapped there, this interrupts no other CPU, unless another thread makes such
+/// a call at the same time (`mm_tlb_flush_nested` in mm/mmu_gather.c); so only one thread at a time does it. Parts with
+/// many resident pages are returned. Returns the number of pages that were resident.
 ///
 /// # Safety
 /// As for [`clean`].
@@ -321,7 +321,7 @@ unsafe fn clear_parts(start: usize, bytes: usize, others_are_empty: bool, reside
 }
 
 /// # Safety
-/// As for [`clean`], for the part that was asked for.
+/// As for [`clean`], for the requested part.
 unsafe fn clear_runs(start: usize, residence: &Residence, others_are_empty: bool) {
     let mut at = start;
     for run in residence.runs() {

@@ -23,7 +23,7 @@ pub fn own() -> Option<NodeMask> {
 pub fn running_on() -> Option<u32> {
     let mut node = 0u32;
     // SAFETY:
-    // - the place for the node is valid, and the CPU is not asked for.
+    // - the place for the node is valid, and the CPU is not requested.
     unsafe { system_call(libc::SYS_getcpu, [0, &raw mut node as usize, 0]) }.ok()?;
     Some(node)
 }
@@ -33,7 +33,7 @@ fn policy(flags: usize) -> Option<(c_int, NodeMask)> {
     let (mut mode, mut nodes): (c_int, NodeMask) = (0, NO_NODES);
     let bits = size_of::<NodeMask>() * 8;
     // SAFETY:
-    // - both places are valid for writing, and the mask has as many bits as the call is told.
+    // - both places are valid for writing, and the mask has as many bits as the argument `bits`.
     unsafe {
         let places = [&raw mut mode as usize, nodes.as_mut_ptr() as usize, bits, 0, flags];
         system_call(libc::SYS_get_mempolicy, places)

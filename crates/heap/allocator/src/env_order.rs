@@ -1,5 +1,5 @@
-//! Makes the order from the words of `PAGELIFT` if no `pagelift run` has made one. Looks up what the launcher would have
-//! looked up, before the first allocation.
+//! Makes the order from the words of `PAGELIFT` if no `pagelift run` has made one. Reads the launcher's facts itself,
+//! before the first allocation.
 
 use crate::pool::pool_count;
 use crate::program::{Program, ProgramBuffer};
@@ -22,7 +22,7 @@ const NODES: &str = "/sys/devices/system/node";
 /// The smallest page size for which any kernel has a pool or transparent huge pages.
 const SMALLEST_GRAIN: u64 = 64 << 10;
 
-/// The order that the words ask for.
+/// The order of the words.
 pub struct RequestedOrder {
     pub order: Order<'static>,
     pages: HeapPages,
@@ -31,9 +31,9 @@ pub struct RequestedOrder {
     quiet: bool,
 }
 
-/// Makes an order for this program from the words of `PAGELIFT`. `None` if the heap does not act; if it was asked to, a
-/// line on standard error says why. `beside_library`: `libpagelift.so` is preloaded too, and reports errors in the words
-/// itself.
+/// Makes an order for this program from the words of `PAGELIFT`. `None` if the heap does not act; if it was requested,
+/// a line on standard error names the reason. `beside_library`: `libpagelift.so` is preloaded too, and reports errors
+/// in the words itself.
 pub fn order_of(text: &str, program: &Program, beside_library: bool) -> Option<RequestedOrder> {
     if !HeapWords::are_in(text) && HeapWords::parse(text).is_ok() {
         return None;
@@ -72,8 +72,8 @@ pub fn order_of(text: &str, program: &Program, beside_library: bool) -> Option<R
     }
 }
 
-/// True if the heap cannot serve this program, which one line on standard error says then. Else whoever looks the functions of
-/// the allocator up gets this heap's from now on.
+/// True if the heap cannot serve this program, and then prints the reason as one line on standard error. Otherwise,
+/// every later look-up of the allocator's functions finds this heap's.
 ///
 /// # Safety
 /// As for [`redirect`].

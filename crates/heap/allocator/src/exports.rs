@@ -172,7 +172,7 @@ unsafe fn free_slowly(block: *mut c_void) {
     let _keep = KeepErrno::new();
     if !is_acting() {
         // SAFETY:
-        // - where this heap does not act, no block is its own.
+        // - if this heap does not act, no block is its own.
         unsafe { passive::free(block) };
     } else {
         // SAFETY:
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void
 unsafe fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
     if !is_acting() {
         // SAFETY:
-        // - where this heap does not act, no block is its own.
+        // - if this heap does not act, no block is its own.
         return unsafe { passive::realloc(block, size) };
     }
     if block.is_null() {
@@ -235,7 +235,7 @@ unsafe fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
         let keep = KeepErrno::new();
         let address = block as usize;
         // SAFETY:
-        // - the caller does not use the block until this returns, nor afterwards what is not returned.
+        // - the caller does not use the block until this returns, and afterwards uses only the returned one.
         let resize = || unsafe { SHARED.resize(address, size).or_else(|| SHARED.move_to_new(address, size)) };
         let moved = resize().or_else(|| small::unmap_free(size.saturating_sub(bytes)).then(resize).flatten());
         if let Some(moved) = moved {
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: us
     }
 }
 
-/// A block of this heap, where it acts.
+/// A block of this heap, which must be acting.
 fn aligned(align: usize, size: usize) -> *mut c_void {
     if !is_small(size) || align > MOST_SMALL_ALIGN {
         return large(size, align, false);
@@ -315,8 +315,8 @@ pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     }
 }
 
-/// aligned_alloc(3): as the C library of this process has it. Up to 2.37 it is another name of memalign; since then it
-/// refuses what is no power of two (glibc's malloc/malloc.c, `aligned_alloc`).
+/// aligned_alloc(3): as in the C library of this process. Up to 2.37 it is another name of memalign; since then it
+/// refuses alignments that are no power of two (glibc's malloc/malloc.c, `aligned_alloc`).
 ///
 /// # Safety
 /// As in C.

@@ -45,7 +45,7 @@ const MAX_WAIT_MS: u64 = 1000;
 /// True when no part of the heap is on the pool, so that forks need no guard.
 static SAFE: AtomicBool = AtomicBool::new(false);
 
-/// True while the heap is on the pool, so that forks need what this module does.
+/// True while the heap is on the pool, so that forks need this module.
 pub fn is_needed() -> bool {
     !SAFE.load(Relaxed)
 }
@@ -71,8 +71,8 @@ pub fn register() {
     let Some(register) = register_atfork() else { return };
     // SAFETY:
     // - the handlers are functions of this library, which is never unloaded; without an object they stay until the end.
-    // - the C library calls the last one in the child of a fork, after `prepare` in the parent, where the thread that
-    //   forked is the only one.
+    // - the C library calls the last one in the child of a fork, after `prepare` in the parent; the thread that forked
+    //   is the child's only one.
     unsafe { register(Some(prepare), Some(release), Some(release_in_child), core::ptr::null_mut()) };
 }
 

@@ -110,9 +110,9 @@ pub unsafe extern "C" fn forkpty(
 }
 
 /// The target of pthread_atfork(3), which is in the part of the C library that is linked into each object. Constructors
-/// of libraries register handlers before this library's own constructor runs, so the heap's are registered before the
-/// first of them. Only the handlers of libpagelift.so are earlier: it copies memory, including the heap's state, just
-/// before the fork, and registers its handlers first and directly with the C library.
+/// of libraries register handlers before this library's own constructor runs, so the heap's are registered before
+/// theirs. Only the handlers of libpagelift.so are earlier: it copies memory, including the heap's state, just before
+/// the fork, and registers its handlers first and directly with the C library.
 ///
 /// # Safety
 /// As in C.

@@ -52,7 +52,8 @@ impl Handover {
 
     /// Ends the parent's wait, in the child.
     pub fn end_in_child(&self) {
-        // While there is a reader, here: where the parent has been killed, writing would end this process (SIGPIPE).
+        // Written while this process still holds a reader: if the parent has been killed, writing without a reader
+        // would end this process (SIGPIPE).
         write(self.to_parent.load(Relaxed), &[0]);
         self.close_end(&self.to_parent);
         self.close_end(&self.from_child);

@@ -13,7 +13,7 @@ const MOST_EXTRA: usize = 512 << 20;
 const KEPT_MILLISECONDS: u64 = 1000;
 /// Like [`KEPT_MILLISECONDS`], for a program that is allowed more; as long as mimalloc keeps free pages of small blocks.
 const LONGER_KEPT_MILLISECONDS: u64 = 10_000;
-/// Memory that is asked for again within this time was given back in vain.
+/// If memory is requested again within this time, returning it was in vain.
 const IN_VAIN_MILLISECONDS: u64 = 1000;
 
 /// The memory that freed large blocks may keep.

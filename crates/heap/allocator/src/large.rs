@@ -22,7 +22,7 @@ const MOST_KEPT_SPACE: usize = 4 << 30;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The program holds it; the number of bytes that it asked for.
+    /// The program holds it; the number of bytes that it requested.
     Held(usize),
     /// Free since this time in milliseconds.
     Kept { since: u64, memory: Memory },
@@ -93,8 +93,8 @@ impl Shared {
     pub unsafe fn with<R>(&self, work: impl FnOnce(&mut Large) -> R) -> R {
         let is_new = self.lock.lock_unless(turn::holds_shared);
         // SAFETY:
-        // - this thread holds the lock, and `work` does not come here again, by the caller's promise.
-        // - where it has held it before, it is in a handler of the program's around a fork, outside of any `work`.
+        // - this thread holds the lock, and `work` does not call this function again, by the caller's promise.
+        // - if it already held the lock, it is in a handler of the program's around a fork, outside of any `work`.
         let result = work(unsafe { &mut *self.large.get() });
         if is_new {
             // SAFETY:
@@ -128,7 +128,7 @@ impl Shared {
     /// Allocates a block of at least `asked` bytes and returns its address.
     pub fn allocate(&self, asked: usize, align: usize, zero: bool) -> Option<usize> {
         // SAFETY:
-        // - `work` only acts on what it is given.
+        // - `work` only acts on its argument.
         let (block, cleaning) = unsafe { self.with(|large| large.allocate(asked, align, zero)) }?;
         match cleaning {
             Cleaning::Nothing => {}
@@ -141,7 +141,7 @@ impl Shared {
                 let density = unsafe { clean(block.start, block.bytes, block.density) };
                 if density != block.density {
                     // SAFETY:
-                    // - `work` only acts on what it is given.
+                    // - `work` only acts on its argument.
                     unsafe { self.with(|large| large.set_density(block.start, density)) };
                 }
             }
@@ -163,7 +163,7 @@ impl Shared {
     /// Usable bytes of a block; `None` if the address is not a large block's.
     pub fn usable(&self, address: usize) -> Option<usize> {
         // SAFETY:
-        // - `work` only acts on what it is given.
+        // - `work` only acts on its argument.
         unsafe { self.with(|large| large.held(address).map(|at| large.blocks.as_slice()[at].bytes)) }
     }
 
@@ -407,7 +407,7 @@ impl Large {
         }
     }
 
-    /// Unmaps all kept blocks. Where a mapping fails, under a limit, their address space may be what is missing.
+    /// Unmaps all kept blocks. If a mapping fails under a limit, their address space may be the missing part.
     pub fn drop_all_kept(&mut self) {
         self.drop_kept(0, 0);
     }

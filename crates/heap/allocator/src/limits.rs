@@ -3,7 +3,7 @@
 use crate::sys::{base_page, map_anywhere, system_call, unmap};
 use crate::text::{number_of, text_of};
 
-/// `vm.overcommit_memory` (proc(5)) where the kernel promises no more memory than it has.
+/// Value of `vm.overcommit_memory` (proc(5)) with which the kernel promises no more memory than it has.
 const NEVER_OVERCOMMIT: u64 = 2;
 
 /// Largest size of stacks that statm (proc(5)) counts as data and RLIMIT_DATA does not.

@@ -30,7 +30,7 @@ fn read_text<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a str> {
     core::str::from_utf8(&buffer[..length]).ok()
 }
 
-/// The smallest remainder that a memory cgroup of this process leaves, in bytes; `None` where none limits it.
+/// The smallest remainder that a memory cgroup of this process leaves, in bytes; `None` if none limits it.
 fn under_limits() -> Option<u64> {
     let mut texts = Scratch::new()?;
     let (membership, rest) = texts.bytes().split_at_mut(LONGEST_MEMBERSHIP);
@@ -58,7 +58,7 @@ fn left_below(directory: &CgroupDirectory<'_>, path: &mut [u8]) -> Option<u64> {
     Some(files.left(limit, usage, statistics))
 }
 
-/// Writes the path of a cgroup's file; `None` where it is too long for the kernel.
+/// Writes the path of a cgroup's file; `None` if it is too long for the kernel.
 fn path_in<'a>(directory: &CgroupDirectory<'_>, file: &str, room: &'a mut [u8]) -> Option<&'a CStr> {
     let mut path = PathBytes { room, length: 0 };
     write!(path, "{directory}/{file}\0").ok()?;

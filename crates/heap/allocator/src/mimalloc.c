@@ -90,7 +90,7 @@ size_t mimalloc_arena_for(size_t bytes) {
     return chunks * MI_ARENA_MIN_SIZE;
 }
 
-/* Where the records of small blocks lie: `SmallRecords` of crates/heap/abi/src/records.rs, field by field. */
+/* Positions of the records of small blocks: `SmallRecords` of crates/heap/abi/src/records.rs, field by field. */
 typedef struct {
     const void *arenas, *arena_count;
     uint64_t most_arenas, slice;
@@ -119,8 +119,8 @@ const small_records_t mimalloc_small_records = {
     .page_start = offsetof(mi_page_t, page_start),
 };
 
-/* What arena_sizes.rs knows. The records of the largest arena, the bitmaps and one record for each slice, have room in the
-   first of the chunks of slices that the bitmaps consist of. */
+/* The numbers in arena_sizes.rs. The records of the largest arena, the bitmaps and one record for each slice, fit into the
+   first chunk of slices of the bitmaps. */
 #define MOST_ARENA ((size_t)31 << 29)
 #define MOST_SLICES (MOST_ARENA / MI_ARENA_SLICE_SIZE)
 #define MOST_BITMAPS ((MI_ARENA_BIN_COUNT + 5) * (offsetof(mi_bbitmap_t, chunks) + MOST_SLICES / 8))

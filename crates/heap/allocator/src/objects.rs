@@ -5,7 +5,7 @@ use crate::c_library::{self, is_own};
 use core::ffi::CStr;
 use linux_raw::loaded_objects::Object;
 
-/// Why blocks of this heap and blocks of another allocator would meet in this program; `None` where they do not.
+/// Why blocks of this heap and blocks of another allocator would meet in this program; `None` if they do not.
 ///
 /// All objects of the program's start are relocated already; dlopen(3) loads others later.
 ///
@@ -59,7 +59,7 @@ const OPERATOR_NEW: &CStr = c"_Znwm";
 /// Beginnings of the names of all global operators new and delete.
 const OPERATORS: [&[u8]; 4] = [b"_Znwm", b"_Znam", b"_ZdlPv", b"_ZdaPv"];
 
-/// True if an object uses an operator of another one. Objects that define the operators do not use those of others.
+/// True if an object uses an operator of another one. Objects that define the operators use their own.
 ///
 /// # Safety
 /// The process has one thread.

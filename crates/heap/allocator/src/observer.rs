@@ -27,7 +27,7 @@ pub fn observe(moment: Moment) {
     let observer = OBSERVER.load(Relaxed);
     if observer != 0 {
         // SAFETY:
-        // - whoever has set it promises that it is the address of such a function.
+        // - the caller that has set it promises that it is the address of such a function.
         unsafe { core::mem::transmute::<usize, extern "C" fn(c_int)>(observer)(moment as c_int) };
     }
 }

@@ -1,4 +1,4 @@
-/* What mimalloc calls of the C library, made without the names that a program can define. A program's or a preloaded
+/* mimalloc's calls of the C library, without the names that a program can define. A program's or a preloaded
    library's mmap may allocate, and would be called for every arena; its pthread_mutex_lock may count and allocate, too.
    System calls are made directly; the calls of locks and of the clock are functions of ours (locks.rs, small.rs). */
 #include <errno.h>
@@ -48,7 +48,7 @@ static long kernel_call(long number, long a, long b, long c, long d, long e, lon
     return result;
 }
 
-/* syscall(2) and prctl(2) take any number of arguments; those that are missing are not looked at by the kernel. */
+/* syscall(2) and prctl(2) take any number of arguments; the kernel ignores the missing ones. */
 #define CALL(number, ...) CALL_OF_SIX(number, ##__VA_ARGS__, 0, 0, 0, 0, 0, 0)
 #define CALL_OF_SIX(number, a, b, c, d, e, f, ...) \
     kernel_call((long)(number), (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))

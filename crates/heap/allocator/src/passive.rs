@@ -1,8 +1,8 @@
-//! The allocator of a program in which this heap does not act: what the program would call without this library, be it of
-//! another shared library (tcmalloc, jemalloc, mimalloc) or the C library's.
+//! The allocator of a program in which this heap does not act: the one that the program would call without this
+//! library, from another shared library (tcmalloc, jemalloc, mimalloc) or the C library.
 //!
-//! Its functions are looked up together, at the first call in the process. Until then, blocks come from a
-//! buffer here, which stay there when they are freed.
+//! Its functions are looked up together, at the first call in the process. Until then, blocks come from a buffer here,
+//! and stay there when they are freed.
 
 use crate::c_library::{Kept, next};
 use crate::sys::{base_page, copy, set_errno};
@@ -186,8 +186,7 @@ unsafe fn put(place: *mut *mut c_void, block: *mut c_void) -> c_int {
     0
 }
 
-/// The C library's malloc_usable_size has no other name: of no byte beyond what was asked for it is known that it may be
-/// used.
+/// The C library's malloc_usable_size has no other name: bytes beyond the requested ones are not known to be usable.
 extern "C" fn unknown_size(_: *mut c_void) -> usize {
     0
 }
@@ -222,7 +221,7 @@ static OF_BUFFER: Functions = Functions {
     usable_size: unknown_size,
 };
 
-/// A block of zeros of the buffer; null with `ENOMEM` where it has no room.
+/// A block of zeros of the buffer; null with `ENOMEM` if it has no room.
 extern "C" fn take(align: usize, size: usize) -> *mut c_void {
     let start = BUFFER.0.get() as usize;
     let place = |taken: usize| {

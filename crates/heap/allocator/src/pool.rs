@@ -9,7 +9,7 @@ use core::ffi::{c_int, c_ulong};
 use core::sync::atomic::Ordering::Relaxed;
 use heap_abi::{MOST_NODES, NodePages, Order, Shortage};
 
-/// Where the kernel shows its pools.
+/// The kernel's folder of pools.
 pub const POOLS: &str = "/sys/kernel/mm/hugepages";
 
 /// The state of a grain.
@@ -41,7 +41,7 @@ pub struct Pool {
     binding: Binding,
 }
 
-/// Whether pages are bound to their nodes.
+/// The binding of pages to their nodes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Binding {
     /// They come from one node, by the process's own policy.
@@ -113,7 +113,7 @@ impl Pool {
         }
     }
 
-    /// True if none of these grains was ever handed out.
+    /// True if no grain in this range was ever handed out.
     pub fn is_fresh(&self, start: usize, bytes: usize) -> bool {
         self.states_at(start, bytes).is_some_and(|states| states.iter().all(|&state| state == Grain::Fresh))
     }
@@ -282,7 +282,7 @@ impl Region {
     }
 }
 
-/// Maps pages of the pool without populating them, of `node` where they are bound to it.
+/// Maps pages of the pool without populating them, of `node` if they are bound to it.
 fn map_pages(pages: usize, page: usize, node: u32, binding: Binding) -> Option<usize> {
     let size = (page.trailing_zeros() as c_int) << libc::MAP_HUGE_SHIFT;
     let start = map_anywhere(pages.checked_mul(page)?, false, libc::MAP_HUGETLB | size)?;
@@ -360,7 +360,7 @@ fn bind_to_node(start: usize, bytes: usize, node: u32) -> bool {
     let Some(place) = mask.get_mut((node / word) as usize) else { return false };
     *place = 1 << (node % word);
     // SAFETY:
-    // - the range is a mapping of ours, and the mask has as many bits as the call is told.
+    // - the range is a mapping of ours, and the mask has as many bits as the argument `BITS`.
     let bound = unsafe {
         system_call(libc::SYS_mbind, [start, bytes, libc::MPOL_BIND as usize, mask.as_ptr() as usize, BITS, 0])
     };

@@ -16,7 +16,7 @@ pub enum PoolExit {
     /// The heap is still on the pool: the kernel, or a thread that cannot be stopped, may be writing to it. Only a child
     /// can leave.
     MayBeWrittenTo,
-    /// The heap is still on the pool: outside of the pool there is not enough memory for what it holds.
+    /// The heap is still on the pool: outside of the pool there is not enough memory for its contents.
     Failed,
 }
 

@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char};
 use heap_abi::Order;
 use options::program_names;
 
-/// The running program, as far as the kernel reports it.
+/// The running program, with the names that the kernel reports.
 pub struct Program<'a> {
     /// The file that it executes.
     path: &'a str,
@@ -61,7 +61,7 @@ impl<'a> Program<'a> {
         Self { path, called: core::str::from_utf8(called).unwrap_or("") }
     }
 
-    /// The names by which the program can be named; the first is that of its file.
+    /// The names by which the program can be named; the first is its file's.
     pub fn names(&self) -> [&'a str; 5] {
         program_names(self.path, self.called, started_by())
     }

@@ -1,5 +1,5 @@
-//! Python's variable PYTHONMALLOC, for a program whose order asks for it. It is in nobody's environment, where all children
-//! would inherit it: Python asks for it by getenv(3), after this library's constructor has run.
+//! Python's variable PYTHONMALLOC, for a program whose order requests it. It is not in the environment, since all
+//! children would inherit it: Python reads it by getenv(3), after this library's constructor has run.
 
 use crate::c_library::GET_VARIABLE;
 use crate::objects;

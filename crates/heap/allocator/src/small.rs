@@ -84,7 +84,7 @@ pub fn arenas() -> usize {
     ARENAS.load(Relaxed)
 }
 
-/// Adds an arena that has room for a block of so many bytes, unless another thread has added any since `seen`. False if
+/// Adds an arena that has room for a block of this size, unless another thread has added any since `seen`. False if
 /// there is no memory.
 pub fn grow(seen: usize, bytes: usize) -> bool {
     let is_new = GROWING.lock_unless(turn::holds_growing);
@@ -182,7 +182,7 @@ fn arena_from_pool(size: impl Fn(usize) -> Option<usize>) -> bool {
         Some((start, bytes, zero))
     };
     // SAFETY:
-    // - `take` only acts on what it is given.
+    // - `take` only acts on its argument.
     let found = unsafe { SHARED.with(take) };
     let Some((start, bytes, zero)) = found else { return false };
     // SAFETY:
@@ -191,7 +191,7 @@ fn arena_from_pool(size: impl Fn(usize) -> Option<usize>) -> bool {
     let taken = unsafe { give(start, bytes, true, zero, node as c_int) };
     if !taken {
         // SAFETY:
-        // - the work only acts on what it is given.
+        // - the work only acts on its argument.
         unsafe { SHARED.with(|large| large.pool.mark(start, bytes, Grain::Returned)) };
     }
     taken
@@ -199,12 +199,12 @@ fn arena_from_pool(size: impl Fn(usize) -> Option<usize>) -> bool {
 
 fn arena_from_kernel(bytes: usize) -> bool {
     // SAFETY:
-    // - the work only acts on what it is given.
+    // - the work only acts on its argument.
     let grain = unsafe { SHARED.with(|large| large.grain()) };
     let bytes = bytes.next_multiple_of(grain);
     let mapped = mapped::map(bytes, grain).or_else(|| {
         // SAFETY:
-        // - the work only acts on what it is given.
+        // - the work only acts on its argument.
         unsafe { SHARED.with(Large::drop_all_kept) };
         mapped::map(bytes, grain)
     });
@@ -262,7 +262,7 @@ impl SmallUsage {
 /// Returns the memory of large blocks that were freed long ago to the kernel. Called by `give_back.c` now and then.
 extern "C" fn time_passes() {
     // SAFETY:
-    // - the work only acts on what it is given.
+    // - the work only acts on its argument.
     unsafe { SHARED.with(Large::give_back_the_old) };
 }
 

@@ -78,15 +78,15 @@ unsafe extern "C" {
     static __libc_stack_end: *const usize;
 }
 
-/// The variables with which the program was started. The C library may not have set `environ` yet, and `/proc/self/environ` does
-/// not show what was added after the exec.
+/// The variables with which the program was started. The C library may not have set `environ` yet, and
+/// `/proc/self/environ` does not show variables that were added after the exec.
 ///
 /// # Safety
 /// The program has not changed its environment, and does not change it while the iterator is used.
 unsafe fn initial_environment() -> impl Iterator<Item = &'static [u8]> {
     // SAFETY:
-    // - the dynamic linker has stored the pointer before it calls any object; what is there is laid out as the ABI says, lives as
-    //   long as the process, and is unchanged by the caller's promise.
+    // - the dynamic linker has stored the pointer before it calls any object; the memory there is laid out as in the
+    //   ABI, lives as long as the process, and is unchanged by the caller's promise.
     unsafe {
         let start = __libc_stack_end;
         let mut next = if start.is_null() { core::ptr::null() } else { start.add(*start + 2).cast::<*const c_char>() };
@@ -196,7 +196,7 @@ unsafe fn begin(order: &Order) {
         }
     };
     // SAFETY:
-    // - `take` only acts on what it is given.
+    // - `take` only acts on its argument.
     unsafe { SHARED.with(take) };
     if ACCOUNT.pool_taken.load(Relaxed) == 0 {
         fork::needs_no_guard();

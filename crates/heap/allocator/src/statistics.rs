@@ -25,7 +25,7 @@ struct Usage {
 impl Usage {
     fn now() -> Self {
         // SAFETY:
-        // - the work only acts on what it is given.
+        // - the work only acts on its argument.
         let large_count = unsafe { SHARED.with(|large| large.count_held()) };
         Self {
             small: SmallUsage::now(),
@@ -68,7 +68,7 @@ impl Usage {
 pub unsafe extern "C" fn malloc_trim(kept: usize) -> c_int {
     if is_acting() {
         // SAFETY:
-        // - the work only acts on what it is given.
+        // - the work only acts on its argument.
         let large = unsafe { SHARED.with(Large::trim) };
         return c_int::from(trim(kept) || large);
     }

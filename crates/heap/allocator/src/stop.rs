@@ -206,7 +206,7 @@ type Handler = unsafe extern "C" fn(c_int, *mut Info, *mut libc::ucontext_t);
 /// The handler of [`SIGNAL`].
 ///
 /// # Safety
-/// Called by the kernel, or by a handler that passes on the kernel's arguments and uses none of its own variables
+/// The caller is the kernel, or a handler that passes on the kernel's arguments and does not use its own variables
 /// afterwards.
 unsafe extern "C" fn arrived(signal: c_int, info: *mut Info, context: *mut libc::ucontext_t) {
     // SAFETY:
@@ -232,8 +232,8 @@ unsafe extern "C" fn arrived(signal: c_int, info: *mut Info, context: *mut libc:
     };
     if let Next::Leave(frame) = next {
         // SAFETY:
-        // - the functions above that frame are this handler's, which holds nothing any more, and, where it has come in
-        //   the midst of the way out of another, that one's, which holds nothing either.
+        // - the functions above that frame are this handler's, which holds nothing any more. If this handler has
+        //   interrupted the way out of another one, that one's functions are also above it, and hold nothing either.
         // - `prepare` returns this only for frames that can be left and whose program counter is at restart_syscall.
         unsafe { frame.leave() }
     }

@@ -1,4 +1,4 @@
-//! Whether pages of this heap can be swapped out. These functions do not allocate.
+//! Checks whether pages of this heap can be swapped out. These functions do not allocate.
 
 use crate::sys::system_call;
 use core::mem::MaybeUninit;

@@ -157,7 +157,7 @@ pub unsafe fn unmap(start: usize, bytes: usize) {
 /// Changes the length of a mapping in place.
 ///
 /// # Safety
-/// The range is a mapping of this heap, and nothing uses what goes if it becomes shorter.
+/// The range is a mapping of this heap, and nothing uses the removed part if it becomes shorter.
 pub unsafe fn resize_in_place(start: usize, old: usize, new: usize) -> bool {
     // SAFETY:
     // - the caller's promise; without MREMAP_MAYMOVE the mapping keeps its address.
@@ -167,8 +167,8 @@ pub unsafe fn resize_in_place(start: usize, old: usize, new: usize) -> bool {
 /// Moves a mapping to `to` and changes its length; true if it succeeded.
 ///
 /// # Safety
-/// The range is a mapping of this heap that nothing uses at its old address any more; what is mapped at the destination is
-/// this heap's, too, and not in use.
+/// The range is a mapping of this heap that nothing uses at its old address any more; the mappings at the destination
+/// are this heap's, too, and not in use.
 pub unsafe fn move_to(start: usize, old: usize, new: usize, to: usize) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY:
@@ -226,7 +226,7 @@ pub fn write(file: c_int, bytes: &[u8]) {
     let _ = linux_raw::write(file, bytes);
 }
 
-/// Reads a file into a buffer, as far as it fits; the number of bytes read.
+/// Reads a file into a buffer, up to the buffer's length; returns the number of bytes read.
 pub fn read_file(path: &CStr, buffer: &mut [u8]) -> Option<usize> {
     let file = linux_raw::open(path, 0).ok()?;
     let mut length = 0;
@@ -286,7 +286,7 @@ pub fn milliseconds() -> u64 {
 pub fn pause() {
     let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
     // SAFETY:
-    // - the time is valid and the rest is not asked for.
+    // - the time is valid and the rest is not requested.
     let _ = unsafe { system_call(libc::SYS_nanosleep, [&raw const time as usize, 0]) };
 }
 

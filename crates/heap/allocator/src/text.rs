@@ -20,7 +20,7 @@ impl Text {
     }
 
     pub fn add(&mut self, parts: fmt::Arguments) {
-        // Only what is shown can fail, and nothing that is shown here does.
+        // Only formatted values can fail, and the values here do not.
         _ = self.write_fmt(parts);
     }
 

@@ -1,4 +1,4 @@
-//! The other threads of this process, as the kernel lists them, and what each is doing.
+//! The other threads of this process, as the kernel lists them, and their states.
 
 use crate::c_library::SINGLE_THREADED;
 use crate::call::Call;
@@ -88,7 +88,7 @@ fn number_of_threads() -> Option<usize> {
 /// `__libc_single_threaded`, or null if the C library has none.
 static IS_SINGLE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Looks up what [`is_only_one`] reads. Called once, when the C library has been set up.
+/// Looks up the variable that [`is_only_one`] reads. Called once, when the C library has been set up.
 pub fn look_up_their_number() {
     if let Some(found) = SINGLE_THREADED.get() {
         IS_SINGLE.store(found.cast(), Release);
@@ -145,7 +145,7 @@ fn sleeps_of(thread: u32) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
 }
 
-/// Like [`sleeps_of`], for the calling thread (getrusage(2)); 0 where [`Frame::SHOWS_ARGUMENTS`].
+/// Like [`sleeps_of`], for the calling thread (getrusage(2)); 0 if [`Frame::SHOWS_ARGUMENTS`].
 pub fn own_sleeps() -> u64 {
     if Frame::SHOWS_ARGUMENTS {
         return 0;

@@ -129,7 +129,7 @@ fn sizes_are_what_mimalloc_takes_and_never_below_the_least() {
     }
 }
 
-/// Short of the kernel's memory, what is left of the pool serves whatever is too small for a place otherwise.
+/// If the kernel's memory is short, the rest of the pool serves requests that are too small for a place otherwise.
 #[test]
 fn the_rest_of_the_pool_is_the_last_resort() {
     let next = NextArena { so_far: 100 * GIB, pool: 36 * GIB, places: 20, least: LEAST_ARENA };

@@ -12,8 +12,8 @@ use process_view::{BoundedFile, ObservationError, ProcessFiles, ProcessMemoryFil
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// A process can have memory that whoever reads it waits for (files of a file system that does not answer). A terabyte of
-/// small blocks takes a second.
+/// A process can have memory whose reading never ends (files of a file system that does not answer). Reading a terabyte
+/// of small blocks takes a second.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// The preloaded heap of a process.
@@ -63,7 +63,7 @@ pub enum NotRead {
     TookTooLong,
 }
 
-/// Looks at a process's preloaded heap; `None` where it has none, or none acts there.
+/// Looks at a process's preloaded heap; `None` if it has none, or none acts there.
 pub fn read_preloaded(pid: i32) -> Option<PreloadedHeap> {
     within(TIME_LIMIT, move || read(pid)).unwrap_or(Some(PreloadedHeap::NotRead(NotRead::TookTooLong)))
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Kinds of allocators, distinguished by how they can be put on huge pages.
+/// Kinds of allocators, distinguished by the way to put them on huge pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "name")]
 pub enum Family {
@@ -44,7 +44,7 @@ pub enum Family {
     Unknown,
 }
 
-/// How the allocator comes into the program.
+/// The way in which the allocator comes into the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "how")]
 pub enum Place {
@@ -69,12 +69,12 @@ pub enum Runtime {
     V8,
 }
 
-/// The allocator that serves a program's `malloc`, and how it was found.
+/// The allocator that serves a program's `malloc`, and the evidence for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Allocator {
-    /// Which one.
+    /// The family.
     pub family: Family,
-    /// Where it is.
+    /// Its place.
     pub place: Place,
     /// The user has put it before all others by LD_PRELOAD.
     pub preloaded: bool,
@@ -89,7 +89,7 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Finds out what serves a program.
+    /// Finds the allocator that serves a program.
     pub fn of(program: &Program) -> Self {
         let exe = &program.executable;
         let starts_threads = exe.defines("pthread_create") || program.objects().any(starts_threads);
@@ -121,7 +121,7 @@ impl Allocator {
         Self { family, place, preloaded, runtime, starts_threads, evidence, settings }
     }
 
-    /// Why a preloaded library's `malloc` does not take the place of this allocator; `None` where it does.
+    /// Why a preloaded library's `malloc` does not take the place of this allocator; `None` if it does.
     pub fn not_replaceable(&self, program: &Program) -> Option<&'static str> {
         let is_gnu = program.libraries.iter().any(|library| library.glibc_minor.is_some());
         match (&self.family, &self.place) {
@@ -253,7 +253,7 @@ fn linked_in(exe: &ElfFacts) -> Option<Found> {
     Some((family, Place::LinkedIn, format!("the executable defines {symbol}")))
 }
 
-/// A `malloc` of the executable's, which all objects call: the executable comes first where symbols are looked up.
+/// A `malloc` of the executable's, which all objects call: symbol look-up begins with the executable.
 fn unknown_linked_in(exe: &ElfFacts) -> Option<Found> {
     let serves = exe.interpreter.is_some() && exe.exports("malloc");
     serves.then(|| (Family::Unknown, Place::LinkedIn, "the executable defines malloc".to_owned()))

@@ -40,7 +40,7 @@ pub struct Context<'a> {
     pub grain: PageSize,
     /// The path of the preloaded library, or the reason why there is none.
     pub library: Result<String, String>,
-    /// Pool pages to take, if `pages` asks for the pool.
+    /// Pool pages to take, if `pages` is the pool.
     pub pool: [NodePages; heap_abi::MOST_NODES],
     /// `--numa` has chosen their nodes.
     pub chosen_nodes: bool,
@@ -57,12 +57,12 @@ pub struct Preload {
     pub pool_bytes: u64,
 }
 
-/// How a heap gets huge pages.
+/// The way in which a heap gets huge pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HeapChoice {
     /// Variables to set for the program, each with its whole value.
     pub variables: Vec<(String, String)>,
-    /// The preloaded heap, where it is used.
+    /// The preloaded heap, if it is used.
     pub preload: Option<Preload>,
     /// The program's memory is collapsed from outside while it runs.
     pub collapse: bool,

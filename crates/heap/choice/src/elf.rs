@@ -30,10 +30,10 @@ pub(crate) use telling::{OPERATOR_NEW, STARTS_CPP_THREAD, checker_of_library, ch
 /// Which parts of a file are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reads {
-    /// Those of an executable by which its allocator is known. Its own symbol table counts too: what is linked in may be exported
-    /// to nobody.
+    /// The facts of an executable that identify its allocator. Its own symbol table counts too: a linked-in allocator
+    /// may not be exported.
     Executable,
-    /// Those of a shared library: what it exports and imports.
+    /// The facts of a shared library: its exports and imports.
     Library,
     /// Those of an executable or a library, and the versions of runtimes, for which all read-only data may be read.
     Versions {
@@ -43,7 +43,7 @@ pub enum Reads {
 }
 
 impl Reads {
-    /// How the libraries of an executable are read that is read so.
+    /// The reads for the libraries of an executable that is read so.
     pub(crate) fn of_libraries(self) -> Self {
         match self {
             Self::Executable | Self::Library => Self::Library,
@@ -63,7 +63,7 @@ pub struct ElfFacts {
     pub path: PathBuf,
     /// `e_machine`.
     pub machine: u16,
-    /// The dynamic linker it asks for.
+    /// The dynamic linker that it requests.
     pub interpreter: Option<String>,
     /// It has a dynamic section.
     pub is_dynamic: bool,
@@ -83,15 +83,15 @@ pub struct ElfFacts {
     pub imports: BTreeSet<String>,
     /// It carries Go's build information.
     pub is_go: bool,
-    /// The version of Go that built it, where that is stored in place (Go 1.18 and later): `go1.22.4`.
+    /// The version of Go that built it, if it is stored in place (Go 1.18 and later): `go1.22.4`.
     pub go_version: Option<String>,
     /// The version of the Java virtual machine that it is: `17.0.15+6-Debian-1deb12u1`.
     pub jvm_version: Option<String>,
     /// The highest `GLIBC_2.N` of its version definitions or, in a static program, of the library's banner.
     pub glibc_minor: Option<u32>,
-    /// The highest `GLIBC_2.N` that it needs of the C library, where it is not that itself.
+    /// The highest `GLIBC_2.N` that it needs of the C library, if it is not the C library itself.
     pub needed_glibc_minor: Option<u32>,
-    /// jemalloc's version, where jemalloc is in it: `5.3.0`.
+    /// jemalloc's version, if jemalloc is in it: `5.3.0`.
     pub jemalloc_version: Option<String>,
     /// The variable that its jemalloc reads, `MALLOC_CONF` perhaps with a prefix.
     pub jemalloc_variable: Option<String>,
@@ -104,8 +104,8 @@ pub struct ElfFacts {
 }
 
 impl ElfFacts {
-    /// Reads a file; `None` where it is no regular file, or no 64-bit little-endian ELF file. Paths come from files that
-    /// others wrote, too: no device is opened, and no writer of a pipe is waited for.
+    /// Reads a file; `None` if it is no regular file, or no 64-bit little-endian ELF file. Paths also come from foreign
+    /// files: no device is opened, and no writer of a pipe is waited for.
     ///
     /// # Errors
     /// The file cannot be opened.
@@ -164,7 +164,7 @@ impl ElfFacts {
         self.defines.contains(symbol)
     }
 
-    /// True where other objects of the program get this symbol from it.
+    /// True if other objects of the program get this symbol from it.
     pub fn exports(&self, symbol: &str) -> bool {
         self.exports.contains(symbol)
     }
@@ -305,7 +305,7 @@ thread_local! {
     static KNOWN: RefCell<HashMap<(FileIdentity, Reads), Option<ElfFacts>>> = RefCell::default();
 }
 
-/// The text up to the first NUL; `None` where nothing is left of the budget.
+/// The text up to the first NUL; `None` if nothing is left of the budget.
 fn kept(bytes: &[u8], budget: &mut Budget) -> Option<String> {
     let text = bytes.split(|&byte| byte == 0).next()?;
     budget.spend(text.len() as u64).then(|| String::from_utf8_lossy(text).into_owned())

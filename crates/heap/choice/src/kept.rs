@@ -1,8 +1,8 @@
 //! Facts of a program's files, kept from one start to the next by the files' identities.
 //!
-//! Root's facts are in `/run/pagelift/heap-facts`, those of other users in `pagelift/heap-facts` below
-//! `$XDG_RUNTIME_DIR`. Both are in memory, and vanish at the next boot. A user's processes use only facts that this
-//! user and the same build of Pagelift have written. Facts that cannot be read, parsed or written count as missing.
+//! Root's facts are in `/run/pagelift/heap-facts`, other users' in `pagelift/heap-facts` below `$XDG_RUNTIME_DIR`. Both
+//! are in memory, and vanish at the next boot. A user's processes use only facts that this user and the same build of
+//! Pagelift have written. Facts that cannot be read, parsed or written count as missing.
 //!
 //! A file's identity distinguishes its states only if the kernel gives it a new time of change with each change, and if its file
 //! system stays mounted: a later file system can get the same device number, and files of squashfs have the times that the maker
@@ -63,7 +63,7 @@ pub(crate) struct KeptFacts {
 }
 
 impl KeptFacts {
-    /// The facts that are kept for an executable; `None` where this user has no place for them.
+    /// The facts that are kept for an executable; `None` if this user has no place for them.
     pub fn of_executable(executable: &FileIdentity) -> Option<Self> {
         Self::in_folder(folder_of_this_user()?, executable)
     }
@@ -140,7 +140,7 @@ impl KeptFacts {
     }
 }
 
-/// The facts of the file at a path, `None` where it is no regular or no ELF file; from `kept` where they are known.
+/// The facts of the file at a path, from `kept` if they are known there; `None` if it is no regular or no ELF file.
 ///
 /// # Errors
 /// The file cannot be found or read.
@@ -168,8 +168,8 @@ fn folder_of_this_user() -> Option<PathBuf> {
     Some(start.join("pagelift/heap-facts"))
 }
 
-/// Opens the folder, with the one around it, and makes both where necessary. They must be this user's, and writable for nobody
-/// else.
+/// Opens the folder, with the one around it, and makes both if necessary. They must be this user's, and writable for
+/// nobody else.
 fn make(folder: &Path) -> io::Result<OwnedFd> {
     let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_PATH;
     let around = folder.parent().unwrap_or(folder);

@@ -1,5 +1,5 @@
-//! How a program's heap gets huge pages: which allocator it uses ([`Program`], [`Allocator`]), and what fits that allocator
-//! best ([`choose`]).
+//! The choice of huge pages for a program's heap: the allocator that it uses ([`Program`], [`Allocator`]), and the best
+//! way for that allocator ([`choose`]).
 //!
 //! Reading files and choosing are separate: [`Program::read`] only reads ELF files, and the choice is a function of the
 //! facts, the machine and the user's environment. [`collapse_while_it_runs`] serves programs that no setting and no

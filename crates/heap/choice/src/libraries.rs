@@ -49,7 +49,7 @@ impl SearchPaths {
     }
 }
 
-/// Replaces `$ORIGIN` by the folder of the object that says it.
+/// Replaces `$ORIGIN` by the folder of the object that contains it.
 fn expand(folder: &str, asker: &Path) -> PathBuf {
     if !folder.contains('$') {
         return PathBuf::from(folder);

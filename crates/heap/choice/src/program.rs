@@ -27,7 +27,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Reads an executable and follows its libraries; `None` where it is no 64-bit ELF file.
+    /// Reads an executable and follows its libraries; `None` if it is no 64-bit ELF file.
     ///
     /// # Errors
     /// The executable cannot be read. A library that cannot be found or read is left out.
@@ -89,8 +89,8 @@ impl Program {
         program
     }
 
-    /// The program that a process runs now, by the objects that it has mapped. The C library comes last, since whatever else
-    /// defines `malloc` was asked first. `None` where the executable cannot be read.
+    /// The program that a process runs now, by the objects that it has mapped. The C library comes last, since every
+    /// other definition of `malloc` has priority. `None` if the executable cannot be read.
     pub fn of_process(code: &ProcessCode) -> Option<Self> {
         let facts = |index: usize| {
             let reads = Reads::Versions { executable: index == 0 };
@@ -108,7 +108,7 @@ impl Program {
         let preloaded = preloaded.split([':', ' ']).filter(|name| !name.is_empty());
         let first = preloaded.clone().count();
         let named = preloaded.chain(self.executable.needed.iter().map(String::as_str));
-        // Names, each with the index of the library that asks for it; none for the executable.
+        // Names, each with the index of the library that needs it; none for the executable.
         let mut waiting: Vec<(String, Option<usize>)> = named.map(|name| (name.to_owned(), None)).collect();
         let mut next = 0;
         while next < waiting.len() && next < MOST_LIBRARIES {

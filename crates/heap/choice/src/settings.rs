@@ -1,4 +1,4 @@
-//! The user's environment, and how settings are added to it: what the user has set wins.
+//! The user's environment, and the way in which settings are added to it: the user's settings have priority.
 
 use std::collections::BTreeMap;
 
@@ -36,8 +36,8 @@ impl Environment {
     }
 }
 
-/// Adds `key=value` to a list of settings such as `GLIBC_TUNABLES` or `MALLOC_CONF`, or `key` alone for an empty value; `None`
-/// where the key is set.
+/// Adds `key=value` to a list of settings such as `GLIBC_TUNABLES` or `MALLOC_CONF`, or `key` alone for an empty value;
+/// `None` if all keys are set.
 pub fn merged(list: Option<&str>, between: char, equals: char, settings: &[(&str, &str)]) -> Option<String> {
     let is_set = |key: &str| {
         list.unwrap_or_default().split(between).any(|setting| setting.split(equals).next().map(str::trim) == Some(key))
@@ -50,7 +50,7 @@ pub fn merged(list: Option<&str>, between: char, equals: char, settings: &[(&str
     if ours.is_empty() {
         return None;
     }
-    // Where a key comes twice the last one counts, so the user's come last.
+    // If a key comes twice the last one counts, so the user's come last.
     let all = ours.into_iter().chain(list.filter(|list| !list.is_empty()).map(str::to_owned));
     Some(all.collect::<Vec<_>>().join(&between.to_string()))
 }

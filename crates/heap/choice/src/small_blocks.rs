@@ -1,10 +1,10 @@
-//! How many bytes of small blocks a program holds, by the records that mimalloc keeps in the program's memory.
+//! The bytes of small blocks that a program holds, by the records that mimalloc keeps in the program's memory.
 //!
 //! Rules for this file, since all input comes from another program, which keeps running and may be hostile:
-//! - no number is used before it is within bounds, so that neither sizes nor loops grow beyond what is written here;
-//! - what does not fit together is read again, and then said to be not known: no number is made up for it.
+//! - no number is used before it is within bounds, so that neither sizes nor loops exceed the limits in this file;
+//! - inconsistent data is read again, and then reported as not known: no number is invented.
 //!
-//! A block counts with the size of its class, which is up to an eighth more than was asked for. One that another thread
+//! A block counts with the size of its class, which is up to an eighth more than requested. A block that another thread
 //! than its page's own has freed counts as held until the own thread takes it back, as mimalloc itself counts.
 
 use address_space::{Address, AddressRange};
@@ -184,7 +184,8 @@ impl Bounded {
         for (chunk, bits) in (0..).zip(bits.chunks_exact(chunk_bytes)) {
             let set: Vec<u64> = set_bits(bits).collect();
             let (Some(&first), Some(&last)) = (set.first(), set.last()) else { continue };
-            // Only what belongs to pages is read: else the kernel would have to give memory for what was never touched.
+            // Only the records of pages are read: otherwise the kernel would have to allocate memory for untouched
+            // records.
             let records = &mut pages[..((last + 1 - first) * self.0.page) as usize];
             let before = chunk * self.0.chunk_bits;
             memory.read(arena.pages + (before + first) * self.0.page, records)?;
@@ -201,7 +202,7 @@ impl Bounded {
         Ok(())
     }
 
-    /// Bytes in use in the page that begins with the slice at this address; `None` where its record contradicts itself.
+    /// Bytes in use in the page that begins with the slice at this address; `None` if its record contradicts itself.
     fn live_of(&self, record: &[u8], slice: u64, end: u64) -> Option<u64> {
         let r = &self.0;
         let (used, block) = (half_word(record, r.page_used)?, word(record, r.page_block)?);

@@ -216,7 +216,7 @@ impl Frame {
         found
     }
 
-    /// The frame to be left, where the signal has come in the midst of [`Frame::leave`].
+    /// The frame to be left, if the signal has come during [`Frame::leave`].
     pub fn unfinished_leave(&mut self) -> Option<Self> {
         let [leaving, pointing, switched, left] = [
             &raw const pagelift_leaving,
@@ -245,10 +245,10 @@ impl Frame {
         Some(Self(outer))
     }
 
-    /// Leaves the handler for what the frame says, without rt_sigreturn(2).
+    /// Leaves the handler with the frame's registers, without rt_sigreturn(2).
     ///
     /// # Safety
-    /// - Every handler that runs above this frame on the stack is abandoned, with all that its functions hold.
+    /// - Every handler that runs above this frame on the stack is abandoned, with everything that its functions hold.
     /// - [`Frame::can_be_left`] is true, and the frame's program counter is at an instruction that makes a system call,
     ///   to be replaced by restart_syscall.
     pub unsafe fn leave(self) -> ! {

@@ -2,8 +2,8 @@
 //! kernel's memory of an interrupted wait alone.
 //!
 //! For a timed wait, the kernel keeps the remaining time for restart_syscall(2). rt_sigreturn(2), by which a handler
-//! returns, discards it. So a handler that has interrupted such a wait does what the kernel does at rt_sigreturn: it
-//! sets the signal mask, loads all registers from the frame, and jumps to the instruction of the call, to make
+//! returns, discards it. So a handler that has interrupted such a wait acts like the kernel at rt_sigreturn: it sets
+//! the signal mask, loads all registers from the frame, and jumps to the instruction of the call, to make
 //! restart_syscall there.
 //!
 //! Once the mask is set, a signal may arrive at any instruction. A handler of the program's returns by rt_sigreturn;
@@ -32,8 +32,8 @@ pub struct Frame(NonNull<ucontext_t>);
 
 impl Frame {
     /// # Safety
-    /// `context` is what the kernel has handed to a handler with SA_SIGINFO, and that handler, on this thread, does not
-    /// return as long as the value is used.
+    /// The kernel has passed `context` to a handler with SA_SIGINFO, and that handler, on this thread, does not return
+    /// as long as the value is used.
     pub unsafe fn of(context: NonNull<ucontext_t>) -> Self {
         Self(context)
     }

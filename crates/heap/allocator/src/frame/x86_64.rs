@@ -26,7 +26,7 @@ unsafe extern "C" {
     fn pagelift_leave_handler();
     /// The address after the call that sets the mask; the frame is in r12.
     static pagelift_leaving: u8;
-    /// The last instruction: everything is loaded, r11 says where to.
+    /// The last instruction: everything is loaded, r11 has the target.
     static pagelift_left: u8;
 }
 
@@ -171,7 +171,7 @@ impl Frame {
             && !has_shadow_stack()
     }
 
-    /// The frame to be left, where the signal has come in the midst of [`Frame::leave`].
+    /// The frame to be left, if the signal has come during [`Frame::leave`].
     pub fn unfinished_leave(&mut self) -> Option<Self> {
         let (leaving, left) = (&raw const pagelift_leaving as i64, &raw const pagelift_left as i64);
         let at = self.register(libc::REG_RIP);
@@ -189,10 +189,10 @@ impl Frame {
         Some(Self(outer))
     }
 
-    /// Leaves the handler for what the frame says, without rt_sigreturn(2).
+    /// Leaves the handler with the frame's registers, without rt_sigreturn(2).
     ///
     /// # Safety
-    /// - Every handler that runs above this frame on the stack is abandoned, with all that its functions hold.
+    /// - Every handler that runs above this frame on the stack is abandoned, with everything that its functions hold.
     /// - [`Frame::can_be_left`] is true, and the frame's program counter is at an instruction that makes a system call.
     pub unsafe fn leave(self) -> ! {
         // SAFETY:

@@ -58,7 +58,7 @@ pub struct Cure {
     without: Vec<String>,
     /// The price.
     pub costs: String,
-    /// Where it is documented.
+    /// Its documentation.
     pub source: String,
 }
 
@@ -79,7 +79,7 @@ pub enum When {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Effect {
-    /// The allocator gives nothing back by itself any more, but for what `costs` names.
+    /// The allocator gives nothing back by itself any more, except for the cases in `costs`.
     Ends,
     /// It gives back less, or less often.
     Reduces,
@@ -100,7 +100,7 @@ pub struct Advice {
     pub variables: Vec<String>,
     /// The advice.
     pub says: String,
-    /// Where it is documented.
+    /// Its documentation.
     pub source: String,
 }
 
@@ -221,8 +221,8 @@ impl Cure {
         self.applied_to(variable, environment, environment.get(variable))
     }
 
-    /// Merges the cure with `list` as the variable's value, and leaves out what the environment has set: so that none of the
-    /// environment's own text is in the value.
+    /// Merges the cure with `list` as the variable's value, and omits settings that the environment already has: so no
+    /// text of the environment is in the value.
     pub fn applied_to(&self, variable: &str, environment: &Environment, list: Option<&str>) -> Applied {
         let before = environment.get(variable);
         let (Some(between), Some(equals)) = (self.between, self.equals) else {

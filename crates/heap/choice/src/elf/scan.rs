@@ -1,4 +1,5 @@
-//! Searches parts of a file for texts, piece by piece, so that neither memory nor time grows with what is not found.
+//! Searches parts of a file for texts, piece by piece, so that data without the texts costs neither memory nor much
+//! time.
 
 use aho_corasick::packed::Searcher;
 use linux::bounded::SYMBOL_TABLES;

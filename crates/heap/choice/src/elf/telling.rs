@@ -137,7 +137,7 @@ pub(super) const SIGNS_OF_OTHERS: [&[u8]; 5] = [b"mallctl\0", b"tc_malloc\0", b"
 /// Ends of names, with the NUL behind them, for which an executable's own symbol table is searched: allocators that are linked
 /// in are not exported.
 pub(super) const ENDS: [&[u8]; 4] = [b"mallctl\0", b"_malloc\0", b"TCMallocInternalMalloc\0", b"_version\0"];
-/// Those of a static C library beside them.
+/// Functions of a static C library beside them.
 pub(super) const ENDS_IN_STATIC: [&[u8]; 3] = [b"__malloc_replaced\0", b"__malloc_allzerop\0", b"pthread_create\0"];
 /// Names for which that table is read. A name may be the end of a longer one, whose text it shares.
 const SEARCHED: [&str; 10] = [

@@ -51,7 +51,7 @@ impl ReadOnlyData<'_> {
 pub(super) const JEMALLOC: &str = "-g";
 /// In the name of the variable that jemalloc reads, with its end.
 pub(super) const JEMALLOC_VARIABLE: &str = "MALLOC_CONF\0";
-/// In what `tc_version` of gperftools answers.
+/// In the answer of gperftools' `tc_version`.
 pub(super) const GPERFTOOLS: &str = "gperftools ";
 /// In V8's version.
 pub(super) const V8: &str = "-node.";
@@ -88,13 +88,13 @@ pub(super) fn go_version(data: &[u8]) -> Option<String> {
         return None;
     }
     let (&length, rest) = texts.split_first()?;
-    // A varint; versions are shorter than what its first byte can say.
+    // A varint; versions are shorter than the maximum of its first byte.
     let version = std::str::from_utf8(rest.get(..usize::from(length & 0x7f))?).ok()?;
     (length < 0x80 && version.starts_with("go") && version.bytes().all(|byte| byte.is_ascii_graphic()))
         .then(|| version.to_owned())
 }
 
-/// HotSpot's version in what it writes into its logs (hotspot/share/runtime/abstract_vm_version.cpp).
+/// HotSpot's version in its log lines (hotspot/share/runtime/abstract_vm_version.cpp).
 pub(super) fn jvm_version(text: &str) -> Option<String> {
     let version = text.split_once(JVM)?.1.split_once("), built on")?.0;
     (!version.is_empty() && version.bytes().all(|byte| byte.is_ascii_graphic())).then(|| version.to_owned())

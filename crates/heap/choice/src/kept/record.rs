@@ -1,5 +1,6 @@
-//! The form in which facts are kept: a head with the build that wrote them, then a record for each file. A record is its length, the
-//! file's identity, what was read, and texts, each with a letter in front that says which fact it is, and a NUL behind.
+//! The form of kept facts: a head with the build that wrote them, then a record for each file. A record is its length,
+//! the file's identity, the kind of reading, and texts, each with a letter in front that identifies the fact, and a NUL
+//! at the end.
 
 use super::Key;
 use crate::elf::{ElfFacts, Reads};
@@ -11,7 +12,7 @@ use std::ops::Range;
 const MAGIC: &[u8] = b"pagelift heap facts 1\n";
 /// Bytes of an identity.
 const IDENTITY: usize = 7 * 8;
-/// Bytes of a record in front of its texts: length, identity, what was read.
+/// Bytes of a record in front of its texts: length, identity, kind of reading.
 const HEAD: usize = 4 + IDENTITY + 1;
 
 /// The contents of a file with these records.
@@ -19,7 +20,7 @@ pub(super) fn file(build: &FileIdentity, records: &[u8]) -> Vec<u8> {
     [MAGIC, &identity(build), records].concat()
 }
 
-/// Where the texts of each record are in a file; `None` for a file of another form or build, and a damaged one.
+/// Ranges of the texts of each record in a file; `None` for a file of another form or build, and a damaged one.
 pub(super) fn places(file: &[u8], build: &FileIdentity) -> Option<HashMap<Key, Range<usize>>> {
     let records = file.strip_prefix(MAGIC)?.strip_prefix(&identity(build)[..])?;
     let mut places = HashMap::new();
@@ -49,7 +50,7 @@ pub(super) fn add_encoded(records: &mut Vec<u8>, (of_file, reads): &Key, texts: 
     records.extend(texts);
 }
 
-/// Versions of runtimes are asked for by commands, not by starts.
+/// Commands need versions of runtimes, starts do not.
 fn number_of(reads: Reads) -> Option<u8> {
     match reads {
         Reads::Executable => Some(0),
