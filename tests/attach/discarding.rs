@@ -1,5 +1,5 @@
-//! Programs that discard memory of their files by madvise(MADV_DONTNEED), or by mremap(MREMAP_DONTUNMAP), as V8 does with its
-//! built-ins. It costs a plain program nothing.
+//! Programs that discard memory of their files by madvise(MADV_DONTNEED), or by mremap(MREMAP_DONTUNMAP), as V8 does
+//! with its built-ins. It costs a plain program nothing.
 
 use anyhow::{Result, ensure};
 use std::process::{Command, ExitCode};
@@ -7,7 +7,7 @@ use test_support::{Context, Ending, Need, Program, Session, Setting, Test, TestS
 
 fn main() -> ExitCode {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
-    // mseal(2); that it keeps read-only memory from being discarded is older than its first release.
+    // mseal(2); since its first release it keeps read-only memory from being discarded.
     let sealing = || [needs(), vec![Need::Kernel(6, 10)]].concat();
     let mut tests: Vec<Test> = Vec::new();
     // mremap(2) keeps mappings of files since Linux 5.13.
@@ -60,7 +60,7 @@ fn while_it_runs(t: &Context, words: &[&str], options: &[&str]) -> Result<Sessio
     Ok(session)
 }
 
-/// Lets the program discard a page, and takes down what it says of it.
+/// Makes the program discard a page, and waits for the expected report.
 fn discard(session: &mut Session, expected: &str) -> Result<()> {
     session.send("discard\n")?;
     session.wait_for_line(expected)
@@ -78,7 +78,7 @@ fn status(t: &Context, session: &Session) -> Result<String> {
     Ok(t.run(t.pagelift(&["status", &session.pid().to_string()])?)?.success()?.stdout)
 }
 
-/// `auto` takes the image, and what is discarded of it comes back from there.
+/// `auto` takes the image, and discarded pages are read from the image again.
 fn from_an_image(t: &Context, words: &[&str]) -> Result<()> {
     let store = TestStore::of(t, "64M")?;
     let mut command = t.lifted(&[], &program(words)?)?;

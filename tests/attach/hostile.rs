@@ -1,7 +1,7 @@
-//! Programs of users who wish whoever lifts them ill, and programs that change all the time what a lift relies on: nothing
-//! is gained, nothing breaks, and no lift takes longer than is said.
+//! Programs that attack the lifter, and programs that constantly change the facts on which a lift relies: the attacker
+//! gains nothing, nothing breaks, and no lift exceeds its time limit.
 //!
-//! `PAGELIFT_ROUNDS` sets how often, for long runs:
+//! `PAGELIFT_ROUNDS` sets the number of rounds, for long runs:
 //!
 //!     PAGELIFT_ROUNDS=1000 cargo test -p pagelift-tests --test hostile -- changes/exec
 
@@ -22,12 +22,12 @@ use test_support::{
 /// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
 const ROUNDS: &str = "PAGELIFT_ROUNDS";
-/// The longest that a lift or a restore may take: one call that does not come back, and what is waited for besides.
+/// Time limit of a lift or a restore: one call that does not return, and all other waits.
 const BOUND: Duration = Duration::from_secs(45);
-/// For a program, from its start to its end.
+/// Time limit of a program, from its start to its end.
 const LIFETIME: Duration = Duration::from_secs(3600);
 const SIGKILL: i32 = Signal::SIGKILL as i32;
-/// What no hostile program must be able to say.
+/// Output of a hostile program that has succeeded.
 const GAINED: &str = "gained";
 
 fn main() -> ExitCode {
@@ -50,8 +50,8 @@ fn rounds(otherwise: usize) -> Result<usize> {
     std::env::var(ROUNDS).map_or(Ok(otherwise), |text| text.parse().with_context(|| format!("{ROUNDS} is no number")))
 }
 
-/// Runs pagelift, which may refuse, but neither crash nor find a fault, nor take longer than [`BOUND`]. Nothing is kept, for
-/// there may be very many of them.
+/// Runs pagelift, which may refuse, but may not crash, find a fault or take longer than [`BOUND`]. The output is not
+/// stored, since there may be very many attempts.
 fn attempt(t: &Context, words: &[&str]) -> Result<Output> {
     let output = Session::start(t.pagelift(words)?, BOUND)?.finish().with_context(|| format!("{words:?}"))?;
     let said = !output.stderr.contains("FAULT") && !output.stderr.contains("panicked");
@@ -68,8 +68,8 @@ fn installed(t: &Context, program: &str, name: &str, mode: u32) -> Result<PathBu
     Ok(path)
 }
 
-/// The program's memory is shared with another process, so that it lives on when the program executes a set-user-ID
-/// program: that one must not be touched.
+/// The program shares its memory with another process, so that the memory remains when the program executes a
+/// set-user-ID program. The lift must not touch the new program.
 fn steers(t: &Context, when: &str) -> Result<()> {
     let victim = installed(t, "attach/set_user_id.c", "victim", 0o4755)?;
     let mut alone = Command::new(&victim);
@@ -90,7 +90,7 @@ fn steers(t: &Context, when: &str) -> Result<()> {
     Ok(())
 }
 
-/// Lifts the program once while it tries; it is killed where it is still the first program afterwards.
+/// Lifts the program once during its attempt, and kills it if it is still the first program afterwards.
 fn steer(t: &Context, victim: &Path, when: &str) -> Result<Output> {
     let mut command = Program::named("attach/executes_set_user_id.c")?.command()?;
     command.arg(victim).arg(when).uid(NOBODY).gid(NOBODY).current_dir("/");
@@ -99,7 +99,7 @@ fn steer(t: &Context, victim: &Path, when: &str) -> Result<Output> {
     attempt(t, &["attach", "--pages", "thp", &session.pid().to_string()])?;
     let is_victim = fs::read_link(format!("/proc/{}/exe", session.pid())).is_ok_and(|exe| exe == victim);
     if !is_victim {
-        // Where it has just ended by itself, the signal comes too late.
+        // If the program has just ended by itself, the signal has no effect.
         session.signal(Signal::SIGKILL)?;
     }
     session.finish()
@@ -125,7 +125,7 @@ fn steers_its_start(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The program that is to be lifted ends, and another one gets its number.
+/// The program to be lifted ends, and another program gets its PID.
 fn gives_its_number_on(t: &Context) -> Result<()> {
     let named = |name: &str| installed(t, "attach/gives_its_number_on.c", name, 0o755);
     let mut command = Command::new(named("number-giver")?);
@@ -146,7 +146,7 @@ fn gives_its_number_on(t: &Context) -> Result<()> {
     output.success().map(drop)
 }
 
-/// One thread exchanges the calls that another is to make.
+/// One thread replaces the calls that another is to make.
 fn escapes(t: &Context) -> Result<()> {
     let mut replaced = 0;
     for round in 0..rounds(15)? {
@@ -161,13 +161,13 @@ fn escapes(t: &Context) -> Result<()> {
         ensure!(!folder.exists() && output.stdout.ends_with("still confined\n"), "round {round}: {}", output.stdout);
         replaced += usize::from(!output.stdout.contains("\n0 calls replaced"));
     }
-    // Else nothing was tried.
+    // Without a replaced call, nothing was tested.
     ensure!(replaced > 0, "no call was replaced in any round");
     t.note(format!("a call was replaced in {replaced} rounds"));
     Ok(())
 }
 
-/// The lift is killed at moments spread over all that it takes: the program makes the call that stands there by itself.
+/// Kills lifts at moments spread over their duration; the program then makes the pending call itself.
 fn killed_under_a_filter(t: &Context) -> Result<()> {
     let mut command = Program::named("attach/under_seccomp.c")?.command()?;
     command.arg("lift");
@@ -197,7 +197,7 @@ fn killed_under_a_filter(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The program is lifted and put back while it changes: it finds nothing wrong, and is not traced afterwards.
+/// The program is lifted and restored while it changes: it finds no fault, and is not traced afterwards.
 fn changes(t: &Context, what: &str) -> Result<()> {
     let name = format!("changes-{what}");
     let mut command = Command::new(installed(t, "attach/changes_all_the_time.c", &name, 0o755)?);
@@ -205,7 +205,7 @@ fn changes(t: &Context, what: &str) -> Result<()> {
     let mut session = t.session_within(command, LIFETIME)?;
     session.wait_for_line("ready")?;
     let pid = session.pid().to_string();
-    // Of those with children, the children, too.
+    // If the program has children, they are lifted too.
     let whom: &[&str] = if ["fork", "filters"].contains(&what) { &["--all", &name] } else { &[&pid] };
     let (mut lifted, mut longest) = (0, Duration::ZERO);
     let count = rounds(30)?;

@@ -1,5 +1,5 @@
-//! Programs that run are lifted and put back: they see nothing of it, whatever they are doing, and whoever lifts may be
-//! killed at any moment.
+//! Running programs are lifted and restored: they notice nothing, whatever they do, and the lifter may be killed at any
+//! moment.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::libc;
@@ -14,7 +14,7 @@ use test_support::{
 };
 
 const PROGRAM: &str = "attach/sleeps_in_many_calls.c";
-/// What the program says at its end when it has seen nothing of us.
+/// Last output of the program if it has noticed nothing.
 const UNHARMED: &str = "0 faults";
 const POOL: u64 = 96 << 20;
 /// The system calls that epoll_wait(2) and pause(2) of the C library make.
@@ -85,7 +85,7 @@ fn pagelift(t: &Context, words: &[&str]) -> Result<String> {
     Ok(t.run(t.pagelift(words)?)?.success()?.stderr)
 }
 
-/// Code and read-only data on huge pages, everything of the file back on it, many times over.
+/// Moves code and read-only data to huge pages and back to the file, many times.
 fn alternate(t: &Context, pages: &str) -> Result<()> {
     let session = start(t)?;
     let pid = session.pid().to_string();
@@ -117,7 +117,7 @@ fn alternate(t: &Context, pages: &str) -> Result<()> {
     end(t, session)
 }
 
-/// Memory that the program itself gives back during a lift is no fault of the lift.
+/// If the program itself unmaps memory during a lift, the lift reports no fault.
 fn shrinking_heap(t: &Context) -> Result<()> {
     let session = begin(t, Program::named("attach/shrinks_its_heap.c")?.command()?)?;
     for _ in 0..25 {
@@ -127,7 +127,7 @@ fn shrinking_heap(t: &Context) -> Result<()> {
     end(t, session)
 }
 
-/// Kills the lift at moments spread over all that it takes.
+/// Kills lifts at moments spread over their duration.
 fn killed(t: &Context, pages: &str) -> Result<()> {
     let mut command = Program::named(PROGRAM)?.command()?;
     command.env("FORGIVE_EINTR", "1");
@@ -148,13 +148,13 @@ fn killed(t: &Context, pages: &str) -> Result<()> {
     }
     pagelift(t, &["attach", "--pages", "thp", &pid])?;
     pagelift(t, &["detach", &pid])?;
-    // Of staging copies that were left behind, what was noted is gone again; each is of several MiB.
+    // A lift removes the staging copies that killed lifts have noted; each takes several MiB.
     let grown = resident().context("its size")?.saturating_sub(before) >> 10;
     ensure!(grown < 40, "{grown} MiB were left behind");
     end(t, session)
 }
 
-/// Calls end for the program's own signals, and for no others.
+/// Calls end only for the program's own signals.
 fn interrupted(t: &Context, program: &str) -> Result<()> {
     let session = begin(t, Program::named(&format!("attach/{program}.c"))?.command()?)?;
     let pid = session.pid().to_string();
@@ -165,7 +165,8 @@ fn interrupted(t: &Context, program: &str) -> Result<()> {
     end(t, session)
 }
 
-/// A signal that comes while the only thread makes calls for Pagelift ends its own call as ever, or lets it go on.
+/// A signal that arrives while the only thread makes calls for Pagelift has its usual effect on the thread's own call:
+/// the call ends, or continues.
 fn signalled(t: &Context, call: &str) -> Result<()> {
     const SIGNALS: usize = 8;
     const ATTEMPTS: usize = 400;
@@ -182,7 +183,7 @@ fn signalled(t: &Context, call: &str) -> Result<()> {
         let goes_on = call == "read" && signal == Signal::SIGUSR1;
         let mut sent = 0;
         for attempt in 0.. {
-            // Before the call, a signal's handler runs and the call begins afterwards.
+            // A signal that arrives before the call does not end it: its handler runs first.
             poll_until(limit, "its call", || sleeps_in(session.pid(), number))?;
             let words: &[&str] = if attempt % 2 == 0 { &["attach", "-q", "--pages", "thp"] } else { &["detach", "-q"] };
             sent += usize::from(signal_while_stopped(t, &session, words, signal)?);
@@ -212,8 +213,8 @@ fn signalled(t: &Context, call: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs `pagelift` with these words, and sends the signal once the program is stopped for it. Returns false where that was
-/// not seen.
+/// Runs `pagelift` with these words, and sends the signal once the program is stopped. Returns false if no stop was
+/// seen.
 fn signal_while_stopped(t: &Context, session: &Session, words: &[&str], signal: Signal) -> Result<bool> {
     let mut command = t.pagelift(words)?;
     let mut lift = command.arg(session.pid().to_string()).spawn()?;
@@ -229,7 +230,7 @@ fn signal_while_stopped(t: &Context, session: &Session, words: &[&str], signal: 
     Ok(sent)
 }
 
-/// True where the only thread of a process sleeps in this call.
+/// True if the only thread of a process sleeps in this call.
 fn sleeps_in(pid: u32, number: i64) -> bool {
     fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with(&format!("{number} ")))
 }
@@ -249,14 +250,14 @@ fn timed(t: &Context, call: &str) -> Result<()> {
     t.keep(&output);
     let waits: Vec<&str> = output.stdout.lines().filter(|line| line.contains(" ended ")).collect();
     ensure!(!waits.is_empty() && output.stdout.ends_with("all right\n"), "{}", output.stdout);
-    // A kernel that does not show since when a thread sleeps makes waits last for their whole time after a stop.
+    // If the kernel does not show when a thread fell asleep, a wait takes its whole time again after a stop.
     let shows_sleep = fs::exists("/proc/self/sched")?;
     let is_as_plain = |line: &&str| line.contains(" in time,") || !shows_sleep && line.contains(" late,");
     ensure!(waits.iter().all(is_as_plain), "{}", output.stdout);
     Ok(())
 }
 
-/// A program that expects the argument for the time in its register afterwards finds it there.
+/// The register with the argument for the time is unchanged after the wait.
 fn own_wait(t: &Context) -> Result<()> {
     let session = begin(t, Program::named("attach/waits_by_a_function_of_its_own.c")?.command()?)?;
     let pid = session.pid().to_string();
@@ -267,7 +268,7 @@ fn own_wait(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The only thread waits in a call with a time that is left: it ends when it should.
+/// The only thread waits in a call with a timeout: the call ends on time.
 fn single_thread(t: &Context) -> Result<()> {
     let mut command = Program::named("start/pie_by_default.c")?.command()?;
     command.stdin(Stdio::piped());
@@ -288,12 +289,12 @@ fn single_thread(t: &Context) -> Result<()> {
     poll_until(Duration::from_secs(30), "its sleep", || sleeps_in(session.pid(), libc::SYS_clock_nanosleep))?;
     pagelift(t, &["attach", "--objects", "all", &pid])?;
     let output = session.finish()?.success()?;
-    // That it ends at all is for the session's own limit of time to say; how late, depends on the machine.
+    // No upper bound: the session has its own time limit, and the delay depends on the machine.
     ensure!(output.took.as_secs_f64() > 4.99, "slept {:?} instead of 5 s", output.took);
     Ok(())
 }
 
-/// Such a worker cannot be borrowed, and the program's own choice against transparent huge pages is only suspended.
+/// A kernel worker cannot make calls for Pagelift. The program's own PR_SET_THP_DISABLE is only suspended.
 fn kernel_worker(t: &Context) -> Result<()> {
     let mut session = begin(t, Program::named("attach/has_a_kernel_worker.c")?.command()?)?;
     let pid = session.pid().to_string();
@@ -313,7 +314,7 @@ fn kernel_worker(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Kills a lift while the program's own choice is suspended: what puts the program back puts that back, too.
+/// Kills a lift while the program's own PR_SET_THP_DISABLE is suspended: restoring the program restores that, too.
 fn kernel_worker_of_a_killed_lift(t: &Context) -> Result<()> {
     const ROUNDS: u32 = 300;
     let mut session = begin(t, Program::named("attach/has_a_kernel_worker.c")?.command()?)?;
@@ -367,8 +368,9 @@ fn refused(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A static program has one executable segment, behind which a lift's code lies; with read-only data beside it the page is part
-/// of the range. Where the thread returns to is written there for each call, and is no change of the program's.
+/// A static program has one executable segment, and the lifter's code follows it; with merged read-only data, the page
+/// of that code is part of the range. The lifter writes a return address there for each call; this is not a change by
+/// the program.
 fn over_own_code(t: &Context) -> Result<()> {
     let mut command = Program::named("measuring/uses_known_pages.c")?.command()?;
     command.arg("500");

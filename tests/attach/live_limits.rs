@@ -55,7 +55,7 @@ fn pagelift(t: &Context, words: &[&str], store: Option<&TestStore>) -> Result<Ou
     t.run(command)
 }
 
-/// Lifts and puts back, and looks at the program each time.
+/// Lifts and restores, and checks the program each time.
 fn back_and_forth(t: &Context, pid: u32, pages: &str, store: Option<&TestStore>) -> Result<()> {
     let number = pid.to_string();
     pagelift(t, &["attach", "--pages", pages, &number], store)?.success()?;
@@ -87,7 +87,7 @@ fn child_of(pid: u32) -> Result<u32> {
     child.context("no child")
 }
 
-/// Also where its parent has not waited for it yet.
+/// True also if its parent has not waited for it yet.
 fn has_ended(pid: u32) -> bool {
     process_field(pid, "State").is_none_or(|state| state.starts_with(['Z', 'X']))
 }
@@ -109,7 +109,7 @@ fn unshared(t: &Context, options: &[&str]) -> Result<Session> {
 
 fn other_namespaces(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
-    // The mounts are the child's own by now, and so is the store among them.
+    // The child has its own mounts by now, including the store's.
     let session = unshared(t, &["--pid", "--mount", "--fork", "--mount-proc"])?;
     let pid = child_of(session.pid())?;
     back_and_forth(t, pid, "thp", None)?;
@@ -123,7 +123,7 @@ fn user_namespace(t: &Context) -> Result<()> {
     end(session)
 }
 
-/// No /proc is to be seen there, and no store, so that a copy serves.
+/// The other root has neither /proc nor a store, so a copy is made.
 fn other_root(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
     let root = t.folder().join("root");
@@ -145,14 +145,14 @@ fn other_root(t: &Context) -> Result<()> {
     end(session)
 }
 
-/// The parent cannot be stopped as long as its child lives in its memory; the child can.
+/// The parent cannot be stopped while its child uses its memory; the child can.
 fn in_vfork(t: &Context) -> Result<()> {
     let mut session = t.session(Program::named("attach/vforks.c")?.command()?)?;
     session.wait_for_line("ready")?;
     session.send("go on\n")?;
     let (pid, child) = (session.pid(), child_of(session.pid())?);
     let attach = pagelift(t, &["attach", "--pages", "thp", &pid.to_string()], None)?;
-    // On a busy machine the child may have ended before its parent was looked at; then it is lifted.
+    // On a busy machine the child may have ended before its parent was inspected; then the parent is lifted.
     let refused = attach.ending != Ending::Exit(0) && attach.stderr.contains("it is in vfork");
     let lifted = attach.ending == Ending::Exit(0) && has_ended(child);
     ensure!(refused || lifted, "{:?}: {}", attach.ending, attach.stderr);
@@ -165,14 +165,14 @@ fn in_vfork(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Whoever has given it up lets it go on, also while living on.
+/// After a refusal, `--watch` keeps running but releases the program.
 fn watched_in_vfork(t: &Context) -> Result<()> {
     let mut session = t.session(Program::named("attach/vforks.c")?.command()?)?;
     session.wait_for_line("ready")?;
     session.send("go on\n")?;
     child_of(session.pid())?;
     let watcher = t.session(t.pagelift(&["attach", "--watch", "--pages", "thp", &session.pid().to_string()])?)?;
-    // Refused, or lifted on a machine so busy that the child had ended.
+    // Refused, or lifted if the machine is so busy that the child had ended.
     watcher.wait_for_stderr("pagelift: ")?;
     session.send("\n")?;
     let output = session.finish()?.success()?;
@@ -181,7 +181,7 @@ fn watched_in_vfork(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// All others go on while one of them sleeps where it cannot be stopped, for it may be them who wake it.
+/// While one thread sleeps where it cannot be stopped, all others continue, since one of them may have to wake it.
 fn asleep_until_woken(t: &Context) -> Result<()> {
     let mut session = t.session(Program::named("attach/is_woken_by_another.c")?.command()?)?;
     session.wait_for_line("ready")?;
@@ -207,7 +207,7 @@ fn seccomp_filter(t: &Context) -> Result<()> {
     end_confined(session)
 }
 
-/// By which it would be killed for our calls: none is made.
+/// The filter would kill the program for Pagelift's calls: none is made.
 fn strict_filter(t: &Context) -> Result<()> {
     let session = confined(t, &[])?;
     let attach = pagelift(t, &["attach", "--pages", "thp", &session.pid().to_string()], None)?;
@@ -218,7 +218,7 @@ fn strict_filter(t: &Context) -> Result<()> {
     end_confined(session)
 }
 
-/// Another one makes the calls, although this one is the first and sleeps.
+/// Another thread makes the calls, although the confined one is the first and sleeps.
 fn one_confined_thread(t: &Context) -> Result<()> {
     let session = confined(t, &["one"])?;
     let seccomp = process_field(session.pid(), "Seccomp");
@@ -244,7 +244,7 @@ fn end_confined(mut session: Session) -> Result<()> {
     Ok(())
 }
 
-/// Nobody lifts what is root's; root lifts what is nobody's.
+/// User `nobody` cannot lift a program of root; root can lift a program of `nobody`.
 fn another_user(t: &Context) -> Result<()> {
     let program = Program::named("start/pie_by_default.c")?;
     let session = t.session(program.command()?)?;
@@ -263,7 +263,7 @@ fn another_user(t: &Context) -> Result<()> {
     end(session)
 }
 
-/// What was lifted is told and written down, although the heap may not be collapsed.
+/// The lifted ranges are reported, although collapsing the heap is not permitted.
 fn heap_not_permitted(t: &Context) -> Result<()> {
     let _at_rest = Setting::khugepaged_at_rest()?;
     let mut command = Program::named("start/pie_by_default.c")?.command()?;
@@ -290,7 +290,7 @@ fn heap_not_permitted(t: &Context) -> Result<()> {
     end(session)
 }
 
-/// It stops, but makes no calls before it is thawed: refused at once, and as it was afterwards.
+/// A frozen program makes no calls until it is thawed: the lift is refused at once, and the program is unchanged.
 fn frozen(t: &Context) -> Result<()> {
     let group = Freezer::new()?;
     let session = t.session(Program::named("start/pie_by_default.c")?.command()?)?;
@@ -311,7 +311,7 @@ fn frozen(t: &Context) -> Result<()> {
     end(session)
 }
 
-/// The kernel cuts the name of the file after 15 bytes, and shows what is left among other fields.
+/// The kernel cuts the name of the file after 15 bytes, and shows the rest among other fields.
 fn cut_name(t: &Context) -> Result<()> {
     let path = t.folder().join("prozesswächteä");
     copy_program(t, &Program::named("start/pie_by_default.c")?.build()?, &path)?;
@@ -329,7 +329,7 @@ fn cut_name(t: &Context) -> Result<()> {
     end(session)
 }
 
-/// A program that is lifted, then takes its own file from itself, and what `detach` says.
+/// The program is lifted, then gives up access to its own file; `detach` reports what is needed.
 fn locked_in(t: &Context, words: &[&str], needed: &[&str]) -> Result<()> {
     let mut command = Program::named("attach/locks_itself_in.c")?.command()?;
     command.args(words);
@@ -360,7 +360,7 @@ fn locked_in_by_landlock(t: &Context) -> Result<()> {
     locked_in(t, &["landlock"], &["Permission denied", "Landlock", "fix: restart the program"])
 }
 
-/// The program's code is planned first and turns out not to be copied: then there are pages for the library's.
+/// The program's code is planned first, but cannot be copied: its pages are then available to the library.
 fn breakpoint_in_library(t: &Context) -> Result<()> {
     let mut session = t.session(Program::named("attach/holds_a_breakpoint.c")?.command()?)?;
     session.wait_for_line("ready")?;
@@ -375,7 +375,7 @@ fn breakpoint_in_library(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Tools take the first line of maps that names a file for the one that shows its header.
+/// Tools assume that the first mapping of a file contains its header.
 fn header_among_data(t: &Context) -> Result<()> {
     let path = Program::named("attach/has_large_notes.c")?.build()?;
     let check = |session: &Session, least: u64| -> Result<()> {
@@ -408,7 +408,7 @@ fn header_among_data(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// `--max-memory` is for all processes of a command together: it suffices for the constants of one.
+/// `--max-memory` limits all processes of a command together; here it suffices for the constants of one.
 fn one_limit(t: &Context) -> Result<()> {
     let name = "limited_twins";
     let program = t.folder().join(name);

@@ -1,5 +1,5 @@
-//! Private anonymous memory and generated code of running programs, lifted in place: contents stay, and what cannot be lifted says
-//! why.
+//! Private anonymous memory and generated code of running programs, lifted in place: contents stay, and each refusal
+//! has its reason.
 
 use address_space::{format_bytes, parse_smaps};
 use anyhow::{Context as _, Result, ensure};
@@ -17,7 +17,7 @@ use test_support::{
 const BLOCKS: u64 = 16;
 /// Size of a block.
 const PMD_SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
-/// The longest that a lift of so little may take, whatever the program does.
+/// Time limit of such a small lift, whatever the program does.
 const BOUND: Duration = Duration::from_secs(60);
 /// Status of the program if the kernel has no guard pages.
 const NO_GUARDS: i32 = 4;
@@ -64,7 +64,7 @@ fn holder(t: &Context, kind: &str, how: &str) -> Result<Session> {
     Ok(session)
 }
 
-/// Lets the program check its contents, and end.
+/// Makes the program check its contents, and end.
 fn end(t: &Context, mut session: Session) -> Result<()> {
     session.send("\n")?;
     let output = session.finish()?;
@@ -77,7 +77,7 @@ fn pagelift(t: &Context, words: &[&str]) -> Result<Output> {
     t.run_within(t.pagelift(words)?, BOUND)
 }
 
-/// Lifts, and reads the report. Where no memory is free in pieces of a huge page it is made, and the lift tried again.
+/// Lifts, and reads the report. If the kernel has no free huge page, memory is compacted and the lift repeated.
 fn lift(t: &Context, kind: &str, pid: u32, words: &[&str]) -> Result<(Output, Value)> {
     let (report, pid) = (t.folder().join("report.json"), pid.to_string());
     let file = report.display().to_string();
@@ -125,7 +125,7 @@ fn lifted(t: &Context, kind: &str) -> Result<()> {
     end(t, session)
 }
 
-/// The lines in which other commands say what would be added: the same for one state.
+/// The lines in which other commands predict the added memory; they depend only on the process's state.
 fn offers(t: &Context, pid: u32) -> Result<[String; 3]> {
     let pid = pid.to_string();
     let [inspect, doctor, attach] =
@@ -135,7 +135,7 @@ fn offers(t: &Context, pid: u32) -> Result<[String; 3]> {
     Ok([inspect?.stdout.lines().next().unwrap_or_default().to_owned(), verdict, attach?.success()?.stderr])
 }
 
-/// Each kind by its own glances.
+/// `--watch` also lifts memory that is filled later, of each kind.
 fn filled_later(t: &Context, kind: &str) -> Result<()> {
     let (mut session, all) = (holder(t, kind, "later")?, BLOCKS * huge()?);
     let pid = session.pid();

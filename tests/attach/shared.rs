@@ -1,4 +1,5 @@
-//! Shared memory of running programs, lifted in place: contents stay, all sharers gain, and what cannot be lifted says why.
+//! Shared memory of running programs, lifted in place: contents stay, all sharers gain, and each refusal has its
+//! reason.
 
 use address_space::{format_bytes, parse_smaps};
 use anyhow::{Context as _, Result, ensure};
@@ -17,7 +18,7 @@ use test_support::{
 const BLOCKS: u64 = 16;
 /// Size of a block.
 const PMD_SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
-/// The longest that a lift of so little may take, whatever the program does.
+/// Time limit of such a small lift, whatever the program does.
 const BOUND: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -64,7 +65,7 @@ fn holder(t: &Context, kind: &str, how: &str) -> Result<Session> {
     Ok(session)
 }
 
-/// Lets the program and its children check their contents, and end.
+/// Makes the program and its children check their contents, and end.
 fn end(t: &Context, mut session: Session) -> Result<()> {
     session.send("\n")?;
     let output = session.finish()?;
@@ -78,8 +79,8 @@ fn pagelift(t: &Context, words: &[&str]) -> Result<Output> {
     t.run_within(t.pagelift(words)?, BOUND)
 }
 
-/// Lifts, and reads the report of its shared memory. Where no memory is free in pieces of a huge page it is made, and the lift
-/// tried again.
+/// Lifts, and reads the report of shared memory. If the kernel has no free huge page, memory is compacted and the lift
+/// repeated.
 fn lift(t: &Context, pid: u32, words: &[&str]) -> Result<(Output, Value)> {
     let (report, pid) = (t.folder().join("report.json"), pid.to_string());
     let file = report.display().to_string();
@@ -179,7 +180,7 @@ fn refused(t: &Context, how: &str) -> Result<()> {
     end(t, session)
 }
 
-/// What the unit of `enable --shared` may do suffices, and what is missing is named.
+/// The capabilities of the unit of `enable --shared` suffice, and a missing capability is named.
 fn few_capabilities(t: &Context) -> Result<()> {
     let lift_with = |capabilities: &str| -> Result<String> {
         let session = holder(t, "memfd", "full")?;
@@ -267,7 +268,7 @@ fn filled_later(t: &Context) -> Result<()> {
     session.wait_for_line("ready")?;
     let is_lifted = || huge_bytes(pid).is_ok_and(|huge| huge == all);
     poll_until(BOUND, "what was filled later to be lifted", || {
-        // Where no memory is free in pieces of a huge page.
+        // In case the kernel has no free huge page.
         let is_lifted = is_lifted();
         is_lifted || fs::write("/proc/sys/vm/compact_memory", "1").is_err()
     })?;
@@ -302,7 +303,7 @@ fn family(t: &Context) -> Result<()> {
     end(t, session)
 }
 
-/// Where no systemd runs, its answers come from a script.
+/// If systemd does not run, a script gives its answers.
 fn unit(t: &Context) -> Result<()> {
     let session = holder(t, "anonymous", "full")?;
     let group = Freezer::new()?;

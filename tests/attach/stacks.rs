@@ -1,5 +1,6 @@
 //! Programs that use their whole stack are lifted and restored, and the stack is not written: while they go deeper than
-//! before, if they have reached the bottom before, on stacks that they have made, and while they wait. No part of a lift is left behind.
+//! before, if they have reached the bottom before, on stacks that they have made, and while they wait. No part of a
+//! lift remains.
 
 use address_space::{Mapping, MappingName};
 use anyhow::{Context as _, Result, ensure};
@@ -119,7 +120,7 @@ fn killed(t: &Context, stack: &str) -> Result<()> {
 }
 
 /// The bottom page of the stack was free when the program was lifted and restored. Then a frame covers the page except
-/// a few hundred bytes, which nobody has written.
+/// a few hundred unwritten bytes.
 fn page_of_an_earlier_lift(t: &Context) -> Result<()> {
     let mut session = begin(t, "block")?;
     let pid = session.pid().to_string();
@@ -178,7 +179,7 @@ fn waits(t: &Context, is_killed: bool) -> Result<()> {
     session.wait_for_line("ready")?;
     let pid = session.pid().to_string();
     let started = Instant::now();
-    // Half of the time of the waits is over in the end. If they were then made again as they were, they would end late.
+    // At the end half of the waiting time is over. A restart with the original time would end late.
     for round in 0.. {
         if is_killed {
             kill_within(t, &pid, round)?;
@@ -211,7 +212,7 @@ fn waits(t: &Context, is_killed: bool) -> Result<()> {
     ensure!(output.stdout.contains("\n0 bytes of the stacks have changed"), "{}", output.stdout);
     let shows_sleep = fs::exists("/proc/self/sched")?;
     let ended: Vec<&str> = output.stdout.lines().filter(|line| line.contains(" ended ")).collect();
-    // Where a lift is killed before it has changed the result of a call, the program sees the EINTR.
+    // If a lift is killed before it has changed the result of a call, the program sees the EINTR.
     let is_as_plain = |line: &&str| {
         line.contains(" ended in time,")
             || !shows_sleep && line.contains(" late,")

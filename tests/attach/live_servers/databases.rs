@@ -14,7 +14,7 @@ pub fn tests() -> Vec<Test> {
     let mut tests = from_each_source("redis", &["gcc", "redis-server", "redis-benchmark", "redis-cli"], redis);
     tests.extend([
         test_case("mariadb/hugetlb", with_pool(), |t| under_sysbench(t, &Lifting::by("hugetlb"))),
-        // Debian's mariadbd switches transparent huge pages off for itself, so that a store on a tmpfs serves it nothing.
+        // Debian's mariadbd disables transparent huge pages for itself, so it needs a store on hugetlbfs.
         test_case("mariadb/image", with_pool(), |t| {
             let store = TestStore::with(t, &["--hugetlbfs"])?;
             under_sysbench(t, &Lifting { pages: "image", store: Some(&store) })
@@ -23,17 +23,17 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// Statements that cannot run into each other's locks, so that sysbench counts no error but ours.
+/// Statements that do not wait for each other's locks, so that sysbench counts only errors caused by Pagelift.
 const WORK: [&str; 5] =
     ["oltp_read_write", "--threads=32", "--skip-trx=on", "--delete-inserts=0", "--report-interval=0"];
 
-/// Thirty-two clients all the time; their own report, the server's and its log say that nobody has noticed.
+/// Runs 32 clients all the time; the reports of sysbench and the server, and the server's log, show no error.
 fn under_sysbench(t: &Context, by: &Lifting) -> Result<()> {
     let mut server = MariadbServer::prepare(t, &format!("live-{}", by.pages))?;
     server.start(server.command(), LIFETIME)?;
     server.query("create database sbtest")?;
     server.sysbench(Duration::from_secs(240), &["oltp_read_write", "--threads=1", "prepare"])?;
-    // As long as that many rounds may take; the rounds go on until it ends.
+    // An upper estimate for the rounds; rounds continue until the load ends.
     let seconds = 4 + rounds()? / 4;
     let time = format!("--time={seconds}");
     let mut load = t.session_within(server.sysbench_command(&[&WORK[..], &[&time, "run"]].concat()), LIFETIME)?;
@@ -49,15 +49,15 @@ fn under_sysbench(t: &Context, by: &Lifting) -> Result<()> {
     ensure!(done > 100 && errors == 0 && lost == 0, "{done} done, {errors} errors, {lost} lost connections");
     ensure!(aborted.split_whitespace().filter(|&word| word == "0").count() == 2, "{aborted}");
     say(t, &format!("{done} transactions in {seconds} s, {errors} errors, {lost} lost connections"));
-    // What is still to be purged, InnoDB's own check takes for a fault, on a server that nobody has touched too.
+    // InnoDB's own check reports rows that are not purged yet as faults, also on an untouched server.
     server.query("set global innodb_max_purge_lag_wait = 0")?;
     let check = server.query("check table sbtest.sbtest1, sbtest.sbtest5 extended")?;
     ensure!(check.lines().all(|line| line.ends_with("OK")) && !check.is_empty(), "{check}");
     server.shut_down()
 }
 
-/// Debian's redis-server under its own benchmark; what was stored before is there afterwards. It is too small to hold a
-/// huge page, so that each of its answers goes through a large library.
+/// Debian's redis-server under its own benchmark; stored data is unchanged afterwards. Its code is smaller than a huge
+/// page, so each of its answers goes through a large library.
 fn redis(t: &Context, by: &Lifting) -> Result<()> {
     let socket =
         std::env::temp_dir().join(format!("pagelift-redis-{}-{}", by.pages, std::process::id())).display().to_string();

@@ -59,7 +59,7 @@ fn serves(t: &Context, by: &Lifting, command: Command) -> Result<()> {
     Ok(())
 }
 
-/// Asks over one connection until it is told to stop. An error is a lost connection.
+/// Sends requests over one connection until `stop` is set. An error is a lost connection.
 fn client(port: u16, first: u64, stop: &AtomicBool, asked: &AtomicU64) -> Result<()> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_nodelay(true)?;
@@ -77,7 +77,7 @@ fn client(port: u16, first: u64, stop: &AtomicBool, asked: &AtomicU64) -> Result
     Ok(())
 }
 
-/// The body of a response, by its length or in chunks.
+/// Reads the body of a response, by its length or in chunks.
 fn answer_of(reader: &mut impl BufRead) -> Result<String> {
     let mut length = None;
     let mut line = String::new();

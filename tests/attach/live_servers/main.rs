@@ -1,7 +1,7 @@
-//! Servers under load are lifted and put back over and over: every answer is right, no connection is lost, and they end
-//! as they would have ended.
+//! Servers under load are lifted and restored repeatedly: every answer is right, no connection is lost, and their exit
+//! is unchanged.
 //!
-//! `PAGELIFT_ROUNDS` sets how often, for long runs; then the pauses are printed too:
+//! `PAGELIFT_ROUNDS` sets the number of rounds, for long runs, and prints the pauses:
 //!
 //!     PAGELIFT_ROUNDS=500 cargo test -p pagelift-tests --test live_servers -- mariadb
 
@@ -15,7 +15,7 @@ use test_support::{
     Context, Need, Output, Program, Session, Test, TestStore, View, main_of, poll_until, test_case, tests_folder,
 };
 
-/// For a server, from its start to its end.
+/// Time limit of a server, from its start to its end.
 const LIFETIME: Duration = Duration::from_secs(3600);
 const ROUNDS: &str = "PAGELIFT_ROUNDS";
 const POOL: u64 = 64 << 20;
@@ -67,7 +67,7 @@ impl<'a> Lifting<'a> {
         Ok(command)
     }
 
-    /// Lifts once; the longest pause of all threads, in milliseconds.
+    /// Lifts once. Returns the longest pause of all threads, in milliseconds.
     fn attach(&self, t: &Context, pid: &str) -> Result<f64> {
         let text = quietly(self.command(t, &["attach", "--pages", self.pages, pid])?)?;
         ensure!(text.contains(" MiB on "), "{text}");
@@ -80,7 +80,7 @@ impl<'a> Lifting<'a> {
         longest_pause(&text)
     }
 
-    /// Lifts and puts back so many times, and on until `enough`.
+    /// Lifts and restores for at least the number of rounds, and until `enough`.
     fn alternate(&self, t: &Context, pid: u32, mut enough: impl FnMut() -> Result<bool>) -> Result<()> {
         let pid = pid.to_string();
         let (mut attaches, mut detaches) = (Vec::new(), Vec::new());
@@ -103,7 +103,7 @@ impl<'a> Lifting<'a> {
     }
 }
 
-/// Keeps a figure, and shows it where somebody runs this by hand.
+/// Records a figure, and prints it if `PAGELIFT_ROUNDS` is set.
 fn say(t: &Context, text: &str) {
     if std::env::var_os(ROUNDS).is_some() {
         println!("{text}");
@@ -127,12 +127,12 @@ fn rounds() -> Result<usize> {
     std::env::var(ROUNDS).map_or(Ok(15), |text| text.parse().with_context(|| format!("{ROUNDS} is no number")))
 }
 
-/// What it wrote to standard error; nothing is kept, for there may be very many of them.
+/// Returns a command's standard error. Its output is not stored, since there may be very many commands.
 fn quietly(command: Command) -> Result<String> {
     Ok(Session::start(command, Duration::from_secs(240))?.finish()?.success()?.stderr)
 }
 
-/// The number behind a word at the beginning of a line.
+/// The number after a word at the beginning of a line.
 fn number_after(text: &str, word: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(word)?.trim().parse().ok())
 }

@@ -1,4 +1,4 @@
-// Answers GET /N with N * 7919 + 1, from a pool of threads, with garbage to collect; ends when its input does.
+// Answers GET /N with N * 7919 + 1, from a pool of threads, with garbage to collect; ends with its input.
 import com.sun.net.httpserver.HttpServer;
 import java.net.InetSocketAddress;
 import java.util.concurrent.Executors;
@@ -14,7 +14,7 @@ public class HttpAnswers {
             long n = Long.parseLong(exchange.getRequestURI().getPath().substring(1));
             long ones = LongStream.range(0, 2000).boxed().map(String::valueOf).filter("1"::equals).count();
             byte[] answer = Long.toString(n * 7919 + ones).getBytes();
-            // Before the answer: whoever has it may end the program at once.
+            // Before the answer: the client may end the program as soon as it has the answer.
             served.incrementAndGet();
             exchange.sendResponseHeaders(200, answer.length);
             exchange.getResponseBody().write(answer);

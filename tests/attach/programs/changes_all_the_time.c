@@ -1,11 +1,11 @@
-// Changes what its first word says, over and over, while it is lifted and put back, and checks its own code all the time.
-// After a line of input it says whether anything was wrong.
+// Repeats the changes that its first argument names while it is lifted and restored, and checks its own code all the
+// time. After a line of input it reports whether anything was wrong.
 //
 //   exec         executes itself, from its first thread and from another in turn
-//   fork         has children that exit with a status, by vfork too, some of them with threads
-//   maps         maps, protects and unmaps memory, of its own files and of its own code, too
-//   patches      writes to pages of its own code for good, each of which is read-only before and afterwards
-//   mounts       mounts over /proc and over its own folder, in namespaces of its own
+//   fork         has children that exit with a status, also by vfork, some with threads
+//   maps         maps, protects and unmaps memory, including its own file and code
+//   patches      changes pages of its own code permanently; each is read-only before and afterwards
+//   mounts       mounts over /proc and over its own folder, in separate namespaces
 //   credentials  changes its user, its capabilities, and whether it may be dumped
 //   filters      has children that get seccomp filters, on all their threads at once, and exit with a status
 //
@@ -50,7 +50,7 @@ static void check(void) {
     if (run_code() != right) fault("its code");
 }
 
-/* Waits for some part of a millisecond, another one each time. */
+/* Waits for a part of a millisecond, a different one each time. */
 static void rest(void) {
     static unsigned step;
     struct timespec time = {0, 1000 + step++ * 7919 % 700000};
@@ -79,7 +79,7 @@ static void exec_again(const char *before) {
     int number = atoi(before) + 1;
     snprintf(count, sizeof count, "%d", number);
     check();
-    // What was wrong before the exec is known no more.
+    // The exec would lose this state.
     if (wrong) exit(1);
     if (is_told_to_end()) return;
     if (number % 2) execute_itself("rests");
@@ -108,7 +108,7 @@ static int add_filter(unsigned refused, unsigned action) {
 }
 
 static void get_filters(void) {
-    // By the second kind of filter the whole process is killed for a call that every lift makes.
+    // The second kind of filter kills the whole process for a call that every lift makes.
     static const unsigned calls[] = {SYS_madvise, SYS_openat, SYS_prctl, SYS_mremap, SYS_mprotect, SYS_munmap};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) fault("no new privileges");
     for (unsigned i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -160,7 +160,7 @@ static void change_maps(void) {
     void *mapped = mmap(NULL, 1 << 20, PROT_READ | PROT_EXEC, MAP_PRIVATE, file, 0);
     close(file);
     if (mapped == MAP_FAILED || memcmp(mapped, "\177ELF", 4) || munmap(mapped, 1 << 20)) fault("its file");
-    // A page of its code that nobody executes now is written to and put back, and the mapping split by it.
+    // Changes a page of code that no thread executes now, and restores it; this splits the mapping.
     char *page = scattered_code + 4096 * (step % CODE_PAGES);
     if (mprotect(page, 4096, PROT_READ | PROT_WRITE)) return fault("mprotect of code");
     page[100] ^= 1;
@@ -170,7 +170,7 @@ static void change_maps(void) {
 
 /* patches */
 
-/* Where a page of code has a counter: behind its function. */
+/* The counter in a page of code, after the function. */
 static unsigned *counter_of(unsigned page) {
     return (unsigned *)(void *)(scattered_code + 4096 * page + 128);
 }
@@ -186,7 +186,7 @@ static void patch_code(void) {
         last[page] = found;
     }
     unsigned page = step++ * 397 % CODE_PAGES;
-    // No byte of the counter can be taken for a breakpoint or a call.
+    // No byte of the counter looks like a breakpoint or a call.
     unsigned count = (step & 0x7f) | (step << 1 & 0x7f00) | (step << 2 & 0x7f0000);
     char *start = scattered_code + 4096 * page;
     if (mprotect(start, 4096, PROT_READ | PROT_WRITE)) return fault("mprotect of code");
@@ -204,7 +204,7 @@ static void change_mounts(void) {
     if (mount("none", place, "tmpfs", 0, NULL)) return fault("mount");
     rest();
     if (umount2(place, MNT_DETACH)) fault("umount");
-    // There is a limit to how many namespaces lie within each other, but not to how many follow each other.
+    // The kernel limits the depth of nested namespaces, but not the number of successive ones.
     if (step % 16 == 0 && unshare(CLONE_NEWNS)) fault("unshare");
 }
 

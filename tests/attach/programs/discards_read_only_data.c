@@ -1,6 +1,7 @@
-// Discards a part of its read-only data each time it is told to, and says whether the kernel has let it, and whether it still
-// reads what its file holds. On memory of a file that changes nothing (madvise(2)). With the word `mremap` it moves the pages
-// away and keeps the mapping (MREMAP_DONTUNMAP, mremap(2)), which does the same to what it leaves.
+// Discards a part of its read-only data for each line of input, and reports whether the kernel permitted it, and
+// whether the data still equals the file. On mappings of files this changes nothing (madvise(2)). With the argument
+// `mremap` it moves the pages away and keeps the mapping (MREMAP_DONTUNMAP, mremap(2)), which has the same effect on
+// the mapping.
 //
 //   discards_read_only_data [mremap]
 //

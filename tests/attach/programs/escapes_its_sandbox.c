@@ -1,5 +1,5 @@
-// Has a seccomp filter, on all its threads, by which mkdir gives EPERM. One thread puts mkdir in place of every call that
-// another one is to make while it is lifted. At the end it says whether the folder of its first word was made.
+// Has a seccomp filter on all threads that makes mkdir fail with EPERM. During a lift one thread replaces every call
+// that another is to make by mkdir. At the end the program reports whether the folder of its first argument was made.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE

@@ -1,8 +1,8 @@
-// Shares its memory with another process, and executes the set-user-ID program of its first word while it is being lifted.
-// The second word says when:
+// Shares its memory with another process, and executes the set-user-ID program of its first argument during a lift. The
+// second argument says when:
 //
-//   call     instead of the call that it is to make: the other process replaces that in the call page
-//   between  of its own accord, when the call page shows that a lift is under way
+//   call     instead of an injected call: the other process replaces that in the call page
+//   between  by itself, when the call page shows that a lift is in progress
 //   thread   a thread that is not the first executes it as soon as it is traced
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -static -no-pie -fno-pie -pthread -Wl,--section-start=.steered=0x10000000 -o $OUT $SRC
@@ -22,7 +22,7 @@
 static char *victim[2], *none[1];
 static pid_t parent;
 
-// The smallest segment with code, in which whoever lifts puts code of its own; and where the first thread waits.
+// The smallest segment with code: the lifter puts its own code here, and the first thread waits here.
 __asm__(".pushsection .steered, \"ax\", @progbits\n .rept 200\n nop\n .endr\n wait_for_ever: mov $34, %eax\n syscall\n"
         " jmp wait_for_ever\n .popsection\n");
 void wait_for_ever(void) __attribute__((noreturn));
@@ -32,7 +32,7 @@ static int by_call;
 static int keep_memory(void *unused) {
     (void)unused;
     uint64_t arguments[3] = {(uintptr_t)victim[0], (uintptr_t)victim, (uintptr_t)none};
-    // Lives as long as its parent, with or without another program in it.
+    // Lives as long as its parent, which may have executed another program.
     while (getppid() == parent) {
         if (!by_call) usleep(1000);
         uintptr_t page = by_call ? find_call_page() : 0;
@@ -85,7 +85,7 @@ int main(int count, char **words) {
     printf("ready\n");
     fflush(stdout);
     if (between) {
-        // The first call has been made, by this thread, and there will be others.
+        // This thread has made the first call, and more calls will follow.
         while (!find_call_page()) sched_yield();
         execve(victim[0], victim, none);
     }

@@ -1,6 +1,7 @@
-// Has one child after another, all with the same number, which execute the programs of its first and its second word in
-// turn. Whoever decides to lift a program of the first name may find one of the second under its number, with all at the
-// same addresses. That one looks whether anything was done to it. After a line of input the parent says whether there was.
+// Has one child after another, all with the same PID, which execute the programs of the first and the second argument
+// in turn. A lifter that chose a program by the first name may find the second program under its PID, with everything
+// at the same addresses. The second program checks whether it was changed. After a line of input the parent reports the
+// result.
 //
 // build: gcc -g -O1 -Wall -fPIE -pie -o $OUT $SRC
 #define _GNU_SOURCE
@@ -23,7 +24,7 @@ static void rest(unsigned microseconds) {
     nanosleep(&time, NULL);
 }
 
-/* True where its code still shows its file, and no page of its stack is used for calls. */
+/* True if its code still maps its file, and no page of its stack is used for calls. */
 static int is_untouched(void) {
     char line[512];
     int shows_file = 0, has_call_page = 0;
@@ -46,7 +47,7 @@ static int be_second(void) {
     return run_code() == right && is_untouched() ? UNTOUCHED : 1;
 }
 
-/* Starts a child, with this number where it is given. */
+/* Starts a child, with this PID unless it is 0. */
 static pid_t start(char *path, const char *role, const char *time, pid_t number) {
     struct clone_args arguments = {.exit_signal = SIGCHLD};
     if (number) arguments.set_tid = (uintptr_t)&number, arguments.set_tid_size = 1;
@@ -65,7 +66,7 @@ int main(int count, char **words) {
         return UNTOUCHED;
     }
     if (!strcmp(words[1], "second")) return be_second();
-    // All programs lie at the same addresses.
+    // All programs get the same addresses.
     if (personality(ADDR_NO_RANDOMIZE) < 0) return 3;
     struct pollfd input = {0, POLLIN, 0};
     unsigned step = 0, others = 0;
@@ -78,7 +79,7 @@ int main(int count, char **words) {
         snprintf(time, sizeof time, "%u", step * 7919 % 60000);
         pid_t child = start(words[is_first ? 1 : 2], is_first ? "first" : "second", time, number);
         if (child < 0 && errno == EEXIST) {
-            // Somebody else has got the number first.
+            // Another process has got the PID first.
             number = 0;
             step++;
             continue;

@@ -1,6 +1,6 @@
-// A worker of io_uring is a thread of the process that never leaves the kernel: it must be left alone when threads are
-// stopped. The program has switched transparent huge pages off for itself (PR_SET_THP_DISABLE), and finds that so
-// afterwards. Only its main thread runs its code, and hardly ever waits in a call.
+// A worker of io_uring is a thread of the process that never leaves the kernel: it must not be stopped with the other
+// threads. The program has disabled transparent huge pages for itself (PR_SET_THP_DISABLE), and checks this afterwards.
+// Only its main thread runs its code, and hardly ever waits in a call.
 //
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 #define _GNU_SOURCE
@@ -21,7 +21,7 @@ static char *map_ring(int ring, size_t size, off_t what) {
     return at == MAP_FAILED ? 0 : at;
 }
 
-/* Reads one byte of a pipe by a worker; what it gives lies at `completed` once there is anything. */
+/* Makes a worker read one byte from a pipe; the result is at `completed` once the read has ended. */
 static int begin_read(int from, char *into, volatile struct io_uring_cqe **completed, volatile unsigned **tail) {
     struct io_uring_params params = {0};
     int ring = (int)syscall(SYS_io_uring_setup, 4, &params);

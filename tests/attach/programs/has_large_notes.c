@@ -1,4 +1,4 @@
-// Its first segment holds 6 MiB of read-only data behind the ELF header, and no code.
+// A program whose first segment has 6 MiB of read-only data after the ELF header, and no code.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -fPIE -pie -Wl,-z,separate-code -o $OUT $SRC
 #define CODE_PAGES 1700

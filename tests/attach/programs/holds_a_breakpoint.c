@@ -1,5 +1,5 @@
-// A large program whose code is kept out of core dumps, and its large library, whose code holds a breakpoint. At the end it
-// reports whether a mapping of the library's file holds the breakpoint, and removes it.
+// A large program whose code is excluded from core dumps, and its large library, whose code has a breakpoint. At the
+// end it reports whether a mapping of the library's file has the breakpoint, and removes it.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -DLIBRARY -shared -fPIC -o $BUILD/libholds.so $SRC
 // build: gcc -g -O1 -Wall -Wno-unused-function -fPIE -pie -o $OUT $SRC -ldl

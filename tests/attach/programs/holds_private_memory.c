@@ -1,7 +1,8 @@
-// Holds private anonymous memory of the kind that its first word says (anon, jit), full of a pattern. Memory of kind jit has a function in
-// each page. After a line of input it reports whether its contents are the same, and calls each function.
+// Holds private anonymous memory of the kind of its first argument (anon, jit), full of a pattern. Memory of kind jit
+// has a function in each page. After a line of input it reports whether its contents are the same, and calls each
+// function.
 //
-// The second word says how:
+// The second argument is the variant:
 //   full       all blocks are full
 //   holes      block 1 has one page, block 2 one page less than 7/8, block 3 just 7/8, the others are full
 //   zeros      block 1 was only read but for one page, the others are full

@@ -1,7 +1,7 @@
-// Holds shared memory of the kind that its first word says (anonymous, memfd, file, system-v), full of a pattern, with three
-// children that share it. After a line of input each process reports whether its contents are the same.
+// Holds shared memory of the kind of its first argument (anonymous, memfd, file, system-v), full of a pattern, with
+// three children that share it. After a line of input each process reports whether its contents are the same.
 //
-// The second word says how:
+// The second argument is the variant:
 //   full      all blocks are full
 //   holes     block 1 has one page, block 2 one page less than 7/8, block 3 just 7/8, the others are full
 //   writes    two threads write to it all the time, and check what they have written
@@ -12,7 +12,7 @@
 //   watched   a userfaultfd waits for its missing pages
 //   later     the second half is empty, and filled after a first line of input
 //   sparse    a terabyte, of which only the last page holds anything
-//   stuck     a thread holds the lock of the file for ever, in a write from memory that nobody delivers
+//   stuck     a thread holds the lock of the file for ever, in a write from memory that never arrives
 //
 // build: gcc -g -O1 -Wall -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE

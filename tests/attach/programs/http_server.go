@@ -1,4 +1,4 @@
-// Answers GET /N with N * 7919 + 1, from a goroutine for each request, with garbage to collect; ends when its input does.
+// Answers GET /N with N * 7919 + 1, from a goroutine for each request, with garbage to collect; ends with its input.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Answers GET /N with N * 7919 + 1 by way of strings, maps and a regular expression; ends when its input does.
+// Answers GET /N with N * 7919 + 1, computed with strings, maps and a regular expression; ends with its input.
 const http = require('http');
 let served = 0;
 const server = http.createServer((request, response) => {

@@ -1,7 +1,7 @@
-// One thread waits most of the time, as after vfork, until a process that shares its memory ends, which is when another
-// thread has seen that the first one is traced: whoever kept all threads still until that one stops would wait for ever.
-// The process is a child of our parent's, so that the thread has none. When its input has ended it says whether all were
-// right.
+// One thread waits most of the time, as after vfork, for the end of a process that shares its memory. That process ends
+// once another thread has seen that the first one is traced: a lifter that stopped all other threads until the first
+// one stops would wait for ever. The process is a child of this program's parent, so that the thread has no child. At
+// the end of its input the program reports whether all processes ended as they should.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -D_GNU_SOURCE -pthread -o $OUT $SRC
 #define CODE_PAGES 1700
@@ -19,7 +19,7 @@ static int ends[2];
 static atomic_int stop, sleeper, wrong;
 static atomic_long children;
 
-/* The C library tells the compiler that `clone` changes nothing of ours. */
+/* Volatile, since the C library declares that `clone` changes no data of the program. */
 static volatile int was_read;
 static char stack[1 << 16] __attribute__((aligned(16)));
 
@@ -73,7 +73,7 @@ int main(void) {
     while (getchar() != EOF) {
     }
     stop = 1;
-    // The last child, and one that may have been started just now.
+    // For the last child, and for one that may have just been started.
     if (write(ends[1], "\0", 2) != 2)
         return 2;
     pthread_join(threads[0], 0);

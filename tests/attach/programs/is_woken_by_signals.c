@@ -1,5 +1,5 @@
-// Threads wait for ever in calls that a signal ends, which is let in for the time of the call only. Each signal must end
-// one call with EINTR, its handler must have run by then, and no call may end without one.
+// Threads wait for ever in calls that a signal ends; the signal is unblocked only during the call. Each signal must end
+// one call with EINTR, its handler must have run by then, and no call may end without a signal.
 //
 // build: gcc -g -O1 -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE
@@ -57,7 +57,7 @@ static double now(void) {
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-/* Another signal before the last has ended its call would be one with it. */
+/* A second signal before the first has ended its call would be merged with it. */
 static void wake(pthread_t thread, int call) {
     int before = ended[call];
     double since = now();

@@ -1,6 +1,6 @@
-// Computes with a known value in each general register, all arithmetic flags set or none, and a pattern in the 128 bytes
-// below its stack pointer, which no signal handler may touch; and counts the changes. It ends when its input ends, and
-// prints the counts.
+// Computes with a known value in each general register, all or no arithmetic flags set, and a pattern in the 128 bytes
+// below its stack pointer, which no signal handler may touch. It counts changes, ends with its input, and prints the
+// counts.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -o $OUT $SRC
 #define CODE_PAGES 1700

@@ -1,5 +1,5 @@
-// Once it is sent a line, it takes from itself the files that it has: by another root directory (the word `chroot` and a
-// folder) or by Landlock (the word `landlock`).
+// After a line of input, gives up access to its own files: by another root directory (`chroot` and a folder) or by
+// Landlock (`landlock`).
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -fPIE -pie -o $OUT $SRC
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
-// Is installed as a set-user-ID program and executed by `executes_set_user_id.c` while that is being lifted. It says how it
-// ends: as it should, or because somebody else has chosen where it goes on. The code that tells the second lies where
-// the first program has code, too: at an address that its user chose.
+// Installed as a set-user-ID program and executed by `executes_set_user_id.c` during a lift. It reports how it ends: as
+// it should, or because its user has chosen where it continues. The code that reports the second is at an address where
+// the first program has code, too.
 //
 // build: gcc -g -O1 -Wall -no-pie -fno-pie -static -Wl,--section-start=.steered=0x10000000 -o $OUT $SRC
 #define _GNU_SOURCE
@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-// The stack pointer is that of the other program.
+// The stack pointer still belongs to the other program.
 __attribute__((used)) char own_stack[65536 + 64] __attribute__((aligned(16)));
 
 __attribute__((used)) static void steered(void) {
@@ -19,7 +19,7 @@ __attribute__((used)) static void steered(void) {
     _exit(42);
 }
 
-// Wherever in this page it goes on, it comes to the end.
+// Execution reaches the end from wherever in this page it continues.
 __asm__(".pushsection .steered, \"ax\", @progbits\n .rept 3500\n nop\n .endr\n lea own_stack + 65536(%rip), %rsp\n call steered\n .popsection\n");
 
 static double now(void) {
@@ -31,13 +31,13 @@ static double now(void) {
 int main(void) {
     static uint64_t words[4096];
     uint64_t sum = 0;
-    // Long enough for whoever lifts to make several more calls, with system calls of its own in between.
+    // Long enough for the lifter to make several more calls, with the program's own system calls in between.
     for (double end = now() + 0.3; now() < end;) {
         for (unsigned i = 0; i < 4096; i++) words[i] += i;
         for (unsigned i = 0; i < 4096; i++) sum += words[i] % (i + 1);
         getppid();
     }
-    // The sum is of multiples of i modulo i + 1, so that any word that was written by others shows.
+    // The sum is of multiples of i modulo i + 1, so that it shows each word that others have written.
     uint64_t rounds = words[1];
     for (unsigned i = 0; i < 4096; i++)
         if (words[i] != rounds * i) return printf("gained: word %u was written by others\n", i), 43;

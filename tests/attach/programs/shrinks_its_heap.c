@@ -1,4 +1,4 @@
-// Lets its heap (brk) grow to 40 MB and shrink again, until it gets a line: then it checks what it has kept.
+// Grows its heap (brk) to 40 MB and shrinks it again, until a line of input: then it checks the data that it has kept.
 //
 // build: gcc -g -O1 -Wall -o $OUT $SRC
 #include <poll.h>

@@ -1,6 +1,6 @@
-// Threads wait in every kind of system call, in a signal handler and in plain computing, while the program is lifted and
-// put back: none of them may see an error, an early end, or a wrong number. The program's own ranges are checked all
-// the time.
+// Threads wait in every kind of system call, run a signal handler, or compute, while the program is lifted and
+// restored: no thread may see an error, an early end, or a wrong number. The program checks its own ranges all the
+// time.
 //
 // build: gcc -g -O1 -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE
@@ -47,10 +47,10 @@ static double seconds(clockid_t clock, int (*ask)(clockid_t, struct timespec *))
 
 static double now(void) { return seconds(CLOCK_MONOTONIC, clock_gettime); }
 
-/* Of the clock that the kernel's ticks drive. In a machine whose ticks come late it is as late as they are. */
+/* Seconds by the clock that the kernel's ticks drive. If the ticks come late, this clock is late, too. */
 static double ticked(void) { return seconds(CLOCK_MONOTONIC_COARSE, clock_gettime); }
 
-/* Any stop can make some calls give EINTR (signal(7)); whoever stops a thread makes its call again, unless killed just then. */
+/* Any stop can end some calls with EINTR (signal(7)); the lifter restarts the call, unless it is killed just then. */
 static int forgiven(void) { return getenv("FORGIVE_EINTR") && errno == EINTR; }
 
 static void fault(const char *what) {
@@ -68,7 +68,7 @@ static void lasted(const char *what, int good, double time, double least) {
 /* A wait of a tenth of a second must take at least that long and end as it should. */
 static void timed(const char *what, int good, double started) { lasted(what, good, now() - started, 0.0995); }
 
-/* One that the kernel counts in ticks (semtimedop: until Linux 5.15) begins and ends within one. */
+/* A wait that the kernel counts in ticks (semtimedop: until Linux 5.15) begins and ends within one. */
 static void timed_in_ticks(const char *what, int good, double started) {
     lasted(what, good, ticked() - started, 0.1 - 2 * seconds(CLOCK_MONOTONIC_COARSE, clock_getres));
 }
@@ -220,7 +220,7 @@ int main(void) {
     fflush(stdout);
     struct pollfd in = {0, POLLIN, 0};
     int told = 0, until_round = 0, until_signal = 0;
-    /* When it is told to end, some rounds and signals undisturbed, however long these take. */
+    /* After the request to end, some rounds and signals follow undisturbed, however long these take. */
     for (int i = 0; !told || rounds <= until_round || handled <= until_signal; i++) {
         char c = (char)i;
         if (write(feeding[1], &c, 1) != 1) fault("feeding");

@@ -1,6 +1,6 @@
-// A shared object's constructor starts a process that shares the memory of its program. While the program is lifted at its
-// start, that process puts other code in place of the code by which calls are made: it executes the set-user-ID program
-// of the first word.
+// A shared object's constructor starts a process that shares the memory of its program. While the program is lifted at
+// its start, that process replaces the code that makes injected calls: the new code executes the set-user-ID program of
+// the first argument.
 //
 // build: gcc -g -O1 -Wall -fPIC -shared -DLIBRARY -o $BUILD/libsteers.so $SRC
 // build: gcc -g -O1 -Wall -fPIE -pie -o $OUT $SRC -L$BUILD -Wl,--no-as-needed -lsteers -Wl,-rpath,$BUILD
@@ -23,7 +23,7 @@ static const volatile char *vdso_end;
 static int memory;
 static pid_t parent;
 
-// The stack pointer is of little use in the midst of somebody else's code.
+// Inside of other code, the stack pointer may have any value.
 __attribute__((used)) static char own_stack[65536] __attribute__((aligned(16)));
 
 __attribute__((used)) static void steal(void) {
@@ -34,7 +34,7 @@ __attribute__((used)) static void steal(void) {
 __asm__(".text\n steered: lea own_stack(%rip), %rsp\n add $65536, %rsp\n call steal\n");
 extern char steered[] __attribute__((visibility("hidden")));
 
-/* Where the thread stands is not known: everything in front of a jump does nothing. */
+/* The thread's position in the code is unknown: all instructions before the jump do nothing. */
 static void replace_code(const char *from) {
     char code[PADDING];
     size_t length = vdso_end - from;
@@ -56,7 +56,7 @@ static int watch_code(void *unused) {
             const char *from = start;
             while (from < vdso_end && *from == 0) from++;
             memcpy(padding, start, PADDING);
-            // Else it was only erased.
+            // Otherwise the code was only erased.
             if (vdso_end - from >= 16) replace_code(from), memcpy(padding, start, PADDING);
         }
     }
@@ -86,7 +86,7 @@ __attribute__((constructor)) static void share_memory(int count, char **words) {
 #include "ranges.h"
 
 int main(void) {
-    // It was not steered.
+    // No other code ran.
     printf("%s\n", run_code() ? "ended as it should" : "nothing there");
     return 0;
 }

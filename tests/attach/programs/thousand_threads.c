@@ -1,4 +1,5 @@
-// A thousand threads that wait, wake each other and count; at its end says whether all of them were right.
+// A thousand threads that wait, wake each other and count; at the end the program reports whether every thread
+// continued.
 //
 // build: gcc -g -O1 -Wall -o $OUT $SRC -lpthread
 #define CODE_PAGES 1700
@@ -34,7 +35,7 @@ int main(void) {
     check_ranges(0);
     ready();
     check_ranges(1);
-    /* However busy the machine is, each goes on once it gets a CPU. */
+    /* On a busy machine, too, each thread continues once it gets a CPU. */
     long before = atomic_load(&rounds);
     for (int i = 0; i < 20000 && atomic_load(&rounds) - before <= THREADS; i++) usleep(1000);
     int went_on = atomic_load(&rounds) - before > THREADS;

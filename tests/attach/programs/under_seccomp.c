@@ -1,7 +1,10 @@
-// May only read, write and end itself, by a filter that kills it for every other call, or by seccomp's strict mode where its
-// word is `strict`; where it is `lift`, it may also make the calls that a lift by transparent huge pages, and its end, need;
-// where it is `one`, the filter is that of its first thread only, and another one sleeps again and again. After a line of
-// input it runs its code and says whether it was right.
+// May only read, write and exit: a filter kills it for every other call. Its argument changes that:
+//
+//   strict  seccomp's strict mode instead of a filter
+//   lift    also permits the calls of a lift by transparent huge pages and of a restore
+//   one     only the first thread has the filter; a second thread sleeps repeatedly
+//
+// After a line of input it runs its code and reports whether the result was right.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -D_GNU_SOURCE -pthread -o $OUT $SRC
 #define CODE_PAGES 1700
@@ -20,7 +23,7 @@ static int filter(int lift) {
     const unsigned more = lift ? 0 : 0x10000;
     struct sock_filter allowed[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        // Where these are not allowed, they are the numbers of no call.
+        // If these calls are not allowed, the numbers belong to no call.
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat + more, 12, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_close + more, 11, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap + more, 10, 0),
@@ -59,7 +62,7 @@ int main(int count, char **words) {
     fflush(stdout);
     int strict = count > 1 && !strcmp(words[1], "strict"), lift = count > 1 && !strict && !one;
     if (strict ? prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) : filter(lift)) return 1;
-    // What ready() writes is in no buffer of its own now.
+    // The output above has allocated the buffer that ready() uses.
     ready();
     const char *text = run_code() == wanted ? "all right\n" : "wrong\n";
     syscall(SYS_write, 1, text, strlen(text));

@@ -1,5 +1,5 @@
-// Keeps a pattern in all of its main thread's stack, down to the lowest byte that it has room for, and counts the frames
-// whose pattern has changed. Its argument says which stack that is:
+// Keeps a pattern in its main thread's whole stack, down to the lowest possible byte, and counts the frames whose
+// pattern has changed. Its argument chooses the stack:
 //
 //   deeper     The main thread's own, further down each time, to its limit, and back.
 //   bottom     The same; the whole stack has been used before the program is ready.
@@ -7,7 +7,7 @@
 //   block      The main thread's own: after a line of input, one frame takes all but the last 512 mapped bytes.
 //   elsewhere  Memory of the program's own, directly above other data: the main thread waits with 256 bytes left.
 //
-// It ends when its input does, and says what it has seen.
+// It ends with its input, and prints the result.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -pthread -Wl,-z,now -o $OUT $SRC
 #define _GNU_SOURCE
@@ -37,7 +37,7 @@ static int input_has_ended(int milliseconds) {
     return poll(&input, 1, milliseconds) != 0;
 }
 
-/* The deepest frame waits a little, and reaches to the last page: all frames hold their patterns meanwhile. */
+/* The deepest frame reaches to the last page and waits a little; meanwhile all frames keep their patterns. */
 __attribute__((noinline)) static int descend(long frames) {
     volatile uint64_t kept[WORDS];
     uint64_t seed = (uint64_t)frames * ODD;
@@ -84,7 +84,7 @@ static uintptr_t lowest_of_stack(void) {
     return lowest;
 }
 
-/* The bytes below the block are left for the kernel's and the C library's own calls, which use less. */
+/* The bytes below the block remain for the kernel's and the C library's own calls, which use less. */
 __attribute__((noinline)) static void take_block(uintptr_t lowest) {
     char here;
     size_t length = (uintptr_t)&here - lowest - 1024;

@@ -1,4 +1,4 @@
-// Has a child by vfork most of the time; when its input has ended it says whether all of them were right.
+// Has a child by vfork most of the time; at the end of its input it reports whether every child was right.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -Wno-deprecated-declarations -D_DEFAULT_SOURCE -o $OUT $SRC
 #define CODE_PAGES 1700

@@ -1,5 +1,5 @@
-// Threads wait in calls that give EINTR after any interruption, while other threads have children that end, and while
-// the process is sent signals that it ignores. Such a signal interrupts nobody; unless a thread is traced just then.
+// Threads wait in calls that fail with EINTR after any interruption, while other threads have children that end, and
+// while the process gets signals that it ignores. Such a signal interrupts a thread only if it is traced just then.
 //
 // build: gcc -g -O1 -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE
@@ -29,7 +29,7 @@ static atomic_int stop, faults, waits, children;
 
 static void ended(const char *call, int good) {
     atomic_fetch_add(&waits, 1);
-    /* Where the kernel does not let a call be made again. */
+    /* The kernel does not restart some calls. */
     if (good || (getenv("FORGIVE_EINTR") && errno == EINTR)) return;
     printf("%s: %s\n", call, strerror(errno));
     atomic_fetch_add(&faults, 1);
@@ -63,7 +63,7 @@ static void *at_a_socket(void *unused) {
     return unused;
 }
 
-/* It waits for a completion that never comes until the end; where there is no io_uring, for nothing. */
+/* Waits for a completion that comes only at the end; without io_uring it does not wait. */
 static int ring = -1;
 static void *in_io_uring(void *unused) {
     struct io_uring_params parameters = {0};

@@ -1,6 +1,6 @@
-// Waits four times for a second, by a function of its own that makes the system call. GCC sees that the function leaves its
-// third parameter alone, and keeps the address of the time in that register for all four waits (-fipa-ra, a part of -O2):
-// whoever changes the register for one wait changes it for those that follow.
+// Waits four times for a second, by its own function that makes the system call. GCC sees that the function does not
+// change its third parameter, and keeps the address of the time in that register for all four waits (-fipa-ra, a part
+// of -O2): a change of the register during one wait changes all later ones.
 //
 // build: gcc -g -O2 -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE

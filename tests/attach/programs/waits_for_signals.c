@@ -1,5 +1,5 @@
-// Waits in one call again and again, and prints how each wait has ended, and each signal that was handled. SIGUSR1 restarts
-// calls that can be restarted (SA_RESTART), SIGUSR2 does not.
+// Waits in one call repeatedly, and prints how each wait has ended, and each handled signal. SIGUSR1 restarts calls
+// that can be restarted (SA_RESTART), SIGUSR2 does not.
 //
 // build: gcc -g -O1 -fPIE -pie -pthread -o $OUT $SRC
 // argument: epoll_wait, pause or read, of standard input; "end" or the end of input ends it.

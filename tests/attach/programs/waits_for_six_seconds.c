@@ -1,6 +1,6 @@
-// Threads wait once for a relative time of six seconds, each in another call, and say how that ended. After four seconds
-// the program reports that: a stop after that must not restart the waits. With `alone` the only thread waits, in the
-// call of that name, and a child reports the end of the four seconds.
+// Threads wait once for a relative time of six seconds, each in a different call, and report how the wait ended. After
+// four seconds the program prints a line: a later stop must not restart the waits. With `alone` the only thread waits,
+// in the named call, and a child prints that line.
 //
 // build: gcc -g -O1 -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE
@@ -74,7 +74,7 @@ static int waits_in_io_getevents(void) {
 }
 
 #ifdef __x86_64__
-/* The kernel cannot store there what is left. */
+/* The kernel cannot store the remaining time there. */
 static int waits_in_ppoll(void) { return syscall(SYS_ppoll, NULL, 0, &length, NULL, 8) == 0; }
 
 static int waits_in_pselect(void) { return syscall(SYS_pselect6, 0, NULL, NULL, NULL, &length, NULL) == 0; }

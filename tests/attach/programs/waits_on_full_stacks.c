@@ -1,6 +1,6 @@
-// Threads wait for a relative time of eight seconds in calls that get their time by address. Each has a separate stack that is
-// full of data below the frame of the call. After a line of input the program reports the number of changed bytes. Then each
-// thread reports how its wait has ended, and another line of input ends the program.
+// Threads wait for a relative time of eight seconds in calls that get their time by address. Each has a separate stack
+// that is full of data below the frame of the call. After a line of input the program reports the number of changed
+// bytes. Then each thread reports how its wait has ended, and another line of input ends the program.
 //
 // build: gcc -g -O1 -fPIE -pie -pthread -Wl,-z,now -o $OUT $SRC
 #define _GNU_SOURCE

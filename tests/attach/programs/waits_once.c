@@ -1,6 +1,6 @@
-// Its only thread waits in one call, and says whether that ended as it should and whether its code was right before and
-// afterwards. It sleeps for as many seconds as its argument says, no less and not much more; or, for `input`, it waits in
-// epoll_wait until there is some.
+// Its only thread waits in one call, and reports whether the call ended as it should and whether its code was right
+// before and afterwards. It sleeps for the number of seconds in its argument; with `input`, it waits in epoll_wait for
+// input.
 //
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 #define _GNU_SOURCE

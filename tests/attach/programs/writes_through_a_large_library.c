@@ -1,4 +1,4 @@
-// Preloaded: each write of the program runs all of a large code first, and ends the program were it wrong.
+// Preloaded: each write of the program first runs all of a large code, and ends the program if the result is wrong.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -shared -fPIC -o $OUT $SRC
 #define CODE_PAGES 1700
