@@ -1,4 +1,4 @@
-//! What a hostile file or process makes Pagelift read does not make it take memory without bound.
+//! Pagelift's memory is bounded when it reads hostile files and processes.
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs::{self, File};
@@ -9,11 +9,11 @@ use test_support::{
     Context, ControlGroup, Ending, Limit, Need, Output, Program, Session, Test, copy_program, main_of, test_case,
 };
 
-/// Memory that `pagelift` may have where it reads something hostile; the kernel ends it where it takes more. In bytes.
+/// Memory limit of `pagelift` while it reads hostile data, in bytes. The kernel kills it if it needs more.
 const MOST: u64 = 640 << 20;
-/// Exit status where Pagelift itself fails.
+/// Exit status if Pagelift itself fails.
 const FAILED: i32 = 125;
-/// A table that no bound allows. In bytes.
+/// Size of a table above all bounds, in bytes.
 const GIBIBYTE: u64 = 1 << 30;
 
 const SYMTAB: u32 = 2;
@@ -42,7 +42,7 @@ struct Elf {
     file: File,
 }
 
-/// A section header: where it stands, and its type, offset, size and link.
+/// A section header: its position in the file, and its type, offset, size and link.
 #[derive(Clone, Copy)]
 struct Header {
     at: u64,
@@ -77,7 +77,7 @@ impl Elf {
         self.headers()?.into_iter().find(|header| header.kind == kind).with_context(|| format!("no section {kind}"))
     }
 
-    /// Lets a section lie at the end of the file, with so many bytes, which are a hole.
+    /// Moves a section to the end of the file, with this size; its bytes are a hole.
     fn move_to_end(&self, header: Header, size: u64) -> Result<u64> {
         let offset = self.file.metadata()?.len().next_multiple_of(1 << 12);
         self.file.set_len(offset + size)?;
@@ -92,7 +92,7 @@ fn sparse_table(elf: &Elf) -> Result<()> {
     elf.move_to_end(elf.header(SYMTAB)?, GIBIBYTE).map(drop)
 }
 
-/// Every entry names the same function, each by a name of its own with thousands of letters.
+/// Every entry is the same function under a different name with thousands of letters.
 fn dense_table(elf: &Elf) -> Result<()> {
     const NAME: u64 = 8 << 10;
     const ENTRY: usize = 24;
@@ -117,14 +117,14 @@ fn dense_table(elf: &Elf) -> Result<()> {
     Ok(elf.file.write_all_at(&table, at)?)
 }
 
-/// One bucket, a filter that lets every name pass, and a chain of zeros, which ends nowhere.
+/// One bucket, a filter that passes every name, and a chain of zeros, which has no end.
 fn endless_chain(elf: &Elf) -> Result<()> {
     let at = elf.move_to_end(elf.header(GNU_HASH)?, 150 << 20)?;
     let words = [1, 1, 1, 0, u32::MAX, u32::MAX, 1];
     Ok(elf.file.write_all_at(&words.map(u32::to_le_bytes).concat(), at)?)
 }
 
-/// The names of dynamic symbols are texts of thousands of signs that each call for a look at the text.
+/// The names of dynamic symbols consist of thousands of `@`, each of which makes a reader search the text.
 fn full_of_signs(elf: &Elf) -> Result<()> {
     let names = elf.headers()?[elf.header(DYNSYM)?.link as usize];
     let count = 150 << 20;
@@ -133,7 +133,7 @@ fn full_of_signs(elf: &Elf) -> Result<()> {
     Ok(elf.file.write_all_at(&text, at)?)
 }
 
-/// Inspects a damaged copy of a program, with the choice of its heap.
+/// Inspects a damaged copy of a program, including the choice of its heap.
 fn inspect(t: &Context, damage: fn(&Elf) -> Result<()>) -> Result<()> {
     let copy = t.folder().join("damaged");
     copy_program(t, &Program::named("start/pie_by_default.c")?.build()?, &copy)?;
@@ -143,7 +143,7 @@ fn inspect(t: &Context, damage: fn(&Elf) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// `pagelift` in a group with little memory.
+/// Runs `pagelift` in a cgroup with little memory.
 fn bounded(t: &Context, arguments: &[&str]) -> Result<Output> {
     let group = ControlGroup::with(t, Limit::Memory, MOST)?;
     t.run(group.around(&t.pagelift(arguments)?))
@@ -194,7 +194,7 @@ fn heap_library(t: &Context) -> Result<()> {
     end(session)
 }
 
-/// Paths near the longest that maps shows, as often as the kernel lets a process map them.
+/// Paths near the maximum length in maps, in as many mappings as the kernel permits a process.
 fn long_paths(t: &Context) -> Result<()> {
     let mut folder = t.folder().to_path_buf();
     while folder.as_os_str().len() < 3600 {
@@ -207,14 +207,14 @@ fn long_paths(t: &Context) -> Result<()> {
     let output = bounded(t, &["status", &session.pid().to_string()])?;
     ensure!(output.ending == Ending::Exit(FAILED), "{output:?}");
     ensure!(output.stderr.contains("more than"), "the reason is not said: {}", output.stderr);
-    // All others are listed nevertheless.
+    // All other processes are still listed.
     let output = bounded(t, &["status"])?.success()?;
     let note = format!("note: process {} not read: /proc/{0}/smaps cannot be read: more than", session.pid());
     ensure!(output.stdout.contains(&note), "`{note}` is missing in\n{}", output.stdout);
     end(session)
 }
 
-/// A file of an overlay of folders, where the kernel does not count what is cached.
+/// A mounted overlay of folders, for whose files the kernel does not count cached pages.
 struct Overlay(PathBuf);
 
 impl Overlay {
@@ -237,7 +237,7 @@ impl Drop for Overlay {
     }
 }
 
-/// Holes are not accessed: the kernel would have to make a page of zeros and a page table for each piece of a hole.
+/// Holes are not accessed: the kernel would have to allocate zero pages and page tables for a hole.
 fn file_of_holes(t: &Context, on_overlay: bool) -> Result<()> {
     let overlay = on_overlay.then(|| Overlay::mount(t.folder())).transpose()?;
     let folder = overlay.as_ref().map_or(t.folder(), |overlay| &overlay.0);

@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     main_of(tests)
 }
 
-/// What `make` builds where there is a musl for it.
+/// Needs of tests of the program that `make` links with musl, if there is a musl target.
 fn linked_in_order() -> Vec<Need> {
     let built = target_folder().join(format!("{}-unknown-linux-musl/program/pagelift", std::env::consts::ARCH));
     vec![Need::Command("readelf".into()), Need::Command("awk".into()), Need::File(built.to_string_lossy().into_owned())]
@@ -62,7 +62,7 @@ fn linked_in_order() -> Vec<Need> {
 /// The kernel maps the memory around a fault in pieces of this length.
 const FAULT_AROUND: u64 = 64 << 10;
 
-/// The functions that `packaging/start-order` names lie in few of the pieces that a start would have to map.
+/// The functions listed in `packaging/start-order` are in few of the pieces that a start could map.
 fn side_by_side(t: &Context) -> Result<()> {
     let folder = workspace().join("packaging/start-order");
     let list = fs::read_to_string(folder.join("functions"))?;
@@ -95,9 +95,9 @@ fn side_by_side(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The share of listed functions that must be in the program. With the list's compiler, on its machine, nearly all: a change
-/// of the code lets the compiler inline some functions, or makes it emit others, which is no reason to record the list anew.
-/// Another compiler, or another machine, has some other functions.
+/// The share of listed functions that must be in the program. With the list's compiler, on its machine, nearly all:
+/// after a change of the code the compiler may inline some functions or emit others, which does not require a new list.
+/// With another compiler, or on another machine, some functions differ.
 fn share_to_be_found(t: &Context, list: &str) -> Result<f64> {
     let of_list =
         list.lines().find_map(|line| line.strip_prefix("# compiler: ")).context("the list names no compiler")?;
@@ -122,8 +122,8 @@ fn number(value: &Value, name: &str) -> Result<u64> {
     value[name].as_u64().with_context(|| format!("no number `{name}` in {value}"))
 }
 
-/// Covered bytes were read back from the kernel, so they must be what smaps says; bss that was only advised and has been
-/// touched between two readings comes on top.
+/// Covered bytes are read back from the kernel, so they must equal smaps. Advised bss that the program touches between
+/// the two readings is additional.
 fn report(t: &Context, pages: &str) -> Result<()> {
     let file = t.folder().join("report.json");
     let path = file.to_string_lossy().into_owned();
@@ -225,7 +225,7 @@ fn lift_names_kinds(t: &Context) -> Result<()> {
     for (name, kind) in [("text", Kind::Text), ("rodata", Kind::Rodata)] {
         watch(t, t.lifted(&["--pages", "thp", "--lift", name], &program)?, |view| {
             let bytes = check_lifted(view, view.executable()?, &[kind], huge, |_| Source::Thp)?;
-            // Sealed pages behind the constants may help to fill one more.
+            // Sealed pages after the constants may help to fill one more huge page.
             let more = view.huge_bytes() - bytes;
             ensure!(
                 more == 0 || (kind == Kind::Rodata && more == huge.bytes()),
@@ -290,7 +290,7 @@ fn json(t: &Context, arguments: &[&str]) -> Result<Value> {
     serde_json::from_str(&output.stdout).with_context(|| format!("no JSON: {}", output.stdout))
 }
 
-/// What inspect says would be lifted at the best base is what a start then lifts.
+/// A start lifts as many bytes as inspect predicts for the best base.
 fn inspect_agrees(t: &Context) -> Result<()> {
     let program = Program::named("start/pie_by_default.c")?;
     let path = program.build()?.to_string_lossy().into_owned();
@@ -322,7 +322,7 @@ fn inspect_process(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A small generator of numbers; the same ones each time, so that a failure can be repeated.
+/// A small generator of numbers: the same ones each time, so that failures can be reproduced.
 struct Numbers(u64);
 
 impl Numbers {
@@ -332,7 +332,7 @@ impl Numbers {
     }
 }
 
-/// Truncated, and with bytes of its headers changed.
+/// A copy that is truncated or has changed bytes in its headers.
 fn damaged(original: &[u8], numbers: &mut Numbers, round: usize) -> Vec<u8> {
     let mut bytes = original.to_vec();
     if round.is_multiple_of(3) {
@@ -360,7 +360,7 @@ fn inspect_damaged(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Whatever the kernel makes of a damaged program, it makes of it under Pagelift too.
+/// A damaged program has the same result under Pagelift as without.
 fn run_damaged(t: &Context) -> Result<()> {
     let original = fs::read(Program::named("start/no_libc.S")?.build()?)?;
     let mut numbers = Numbers(2);
@@ -369,7 +369,8 @@ fn run_damaged(t: &Context) -> Result<()> {
         let bytes = t.folder().join("bytes");
         fs::write(&bytes, damaged(&original, &mut numbers, round))?;
         fs::set_permissions(&bytes, fs::Permissions::from_mode(0o755))?;
-        // A file that this process has had open for writing may be "busy" by a child of another test just being made.
+        // If this process wrote the file, a child that another test just forks might keep it open for writing
+        // (ETXTBSY).
         let mut copy = Command::new("cp");
         copy.arg("-p").arg(&bytes).arg(&path);
         t.run(copy)?.success()?;
@@ -418,7 +419,7 @@ fn status_of_all(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Where there is no Rust, or one that is too old, `make` prints the command that gets one.
+/// If Rust is missing or too old, `make` prints the command that installs it.
 fn make_without_rust(t: &Context) -> Result<()> {
     let old = t.folder().join("old-cargo");
     write_script(t, &old, "#!/bin/sh\necho 'cargo 1.63.0 (fd9c4297c 2022-07-01)'\n")?;

@@ -1,5 +1,5 @@
-//! What Pagelift itself is allowed to do: commands that only read have given up all other rights before they look at what
-//! others wrote, and what is installed is linked so that its memory cannot be changed into other code.
+//! Rights of Pagelift itself: commands that only read drop all other rights before they read data of other users, and
+//! installed files are linked so that their memory cannot be changed into other code.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::OFlag;
@@ -14,8 +14,8 @@ use test_support::{
     target_folder, test_case,
 };
 
-/// A set of capabilities of which each is one that reading takes, by the numbers in linux/capability.h: DAC_READ_SEARCH,
-/// SYS_PTRACE, CHECKPOINT_RESTORE, and SYS_ADMIN, which kernels before 5.9 ask for in place of the last.
+/// The capabilities that reading may need, by the numbers in linux/capability.h: DAC_READ_SEARCH, SYS_PTRACE,
+/// CHECKPOINT_RESTORE, and SYS_ADMIN, which kernels before 5.9 require instead of CHECKPOINT_RESTORE.
 const READING: u64 = 1 << 2 | 1 << 19 | 1 << 40 | 1 << 21;
 const LONG: Duration = Duration::from_secs(60);
 
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     main_of(tests)
 }
 
-/// The statically linked program, where `make` could link one.
+/// Needs of tests of the statically linked program, if `make` could link one.
 fn static_program() -> Vec<Need> {
     let built = target_folder().join(format!("{}-unknown-linux-musl/program/pagelift", std::env::consts::ARCH));
     let release = target_folder().join("release/pagelift");
@@ -75,18 +75,18 @@ fn static_program() -> Vec<Need> {
     [vec![Need::Command("readelf".into())], files.to_vec()].concat()
 }
 
-/// A pipe in which there is no room: who writes to it stands still until it is read.
+/// A full pipe: its writer is blocked until the pipe is read.
 struct FullPipe {
     reader: OwnedFd,
     writer: Option<OwnedFd>,
-    /// Bytes in it.
+    /// Bytes in the pipe.
     filled: usize,
 }
 
 impl FullPipe {
     fn new() -> Result<Self> {
         let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
-        // Another descriptor of the same pipe: only the tester's does not wait.
+        // A separate open file of the same pipe: only this one is non-blocking.
         let own = fs::OpenOptions::new()
             .write(true)
             .open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&writer)))?;
@@ -106,7 +106,7 @@ impl FullPipe {
         Ok(self.writer.take().context("the pipe has been given away")?.into())
     }
 
-    /// What was written behind the filling, up to the end.
+    /// The bytes that were written after the filling, up to the end.
     fn rest(self) -> Result<String> {
         let mut all = Vec::new();
         let mut block = [0; 65536];
@@ -130,7 +130,7 @@ impl Drop for Guard {
     }
 }
 
-/// While the command waits to print, `/proc` tells what it may still do.
+/// While the command is blocked in its output, `/proc` shows its remaining rights.
 fn confined(t: &Context, most: u64, arguments: impl Fn(String) -> Vec<String>) -> Result<()> {
     let mut sleeper = Command::new("sleep");
     sleeper.arg("1000");
@@ -168,7 +168,7 @@ fn waits_to_write(pid: u32) -> bool {
     [number_of_write(), number_of_writev()].map(Some).contains(&call) && words.next() == Some("0x1")
 }
 
-/// The numbers of the calls (asm/unistd.h) on this machine.
+/// The number of write(2) (asm/unistd.h) on this machine.
 fn number_of_write() -> i64 {
     if cfg!(target_arch = "x86_64") { 1 } else { 64 }
 }
@@ -177,7 +177,7 @@ fn number_of_writev() -> i64 {
     if cfg!(target_arch = "x86_64") { 20 } else { 66 }
 }
 
-/// The filter is in force when the first byte of a file is read that anybody may have written.
+/// The filter is active before the first byte of a file of another user is read.
 fn before_a_file_is_read(t: &Context) -> Result<()> {
     let file = t.folder().join("hostile");
     fs::copy("/bin/sh", &file)?;
@@ -208,8 +208,8 @@ fn installs_filter(line: &str) -> bool {
     (line.contains("seccomp(") || line.contains("PR_SET_SECCOMP")) && line.ends_with("= 0")
 }
 
-/// The thread that reads a program's file for the names of its code has a filter, and the one that writes the map has the
-/// rights of the program's user.
+/// The thread that reads symbols from a program's file has a filter, and the thread that writes the map has the rights
+/// of the program's user.
 fn before_symbols_are_read(t: &Context) -> Result<()> {
     let mut session = with_code_that_has_no_file(t)?;
     let pid = session.pid().to_string();
@@ -242,7 +242,7 @@ fn before_symbols_are_read_for_attach(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A program that has put a copy in place of some of its code and waits for a line.
+/// Starts a program that has replaced some of its code by a copy. It waits for a line.
 fn with_code_that_has_no_file(t: &Context) -> Result<Session> {
     let mut command = Program::named("cli/maps_a_file.c")?.command()?;
     command.args(["/dev/null", "0", "without"]);
@@ -251,7 +251,7 @@ fn with_code_that_has_no_file(t: &Context) -> Result<Session> {
     Ok(session)
 }
 
-/// A command, and what each of its threads called.
+/// The result of a command, and the system calls of each thread.
 struct Traced {
     output: Output,
     threads: Vec<String>,
@@ -289,7 +289,7 @@ fn is_call_on(line: &str, call: &str, descriptor: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with(&format!("{descriptor},")))
 }
 
-/// Root may look at a program in a folder that only its owner may enter, and gives up that right only then.
+/// Root may read a program in a folder that only its owner may enter, and drops that right only afterwards.
 fn private_file(t: &Context) -> Result<()> {
     let folder = t.folder().join("private");
     fs::create_dir(&folder)?;
@@ -318,8 +318,8 @@ fn position_independent(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Relocated data is sealed at once (RELRO, BIND_NOW), the stack is not executable, and no segment is both writable and
-/// executable.
+/// Relocated data is read-only at once (RELRO, BIND_NOW), the stack is not executable, and no segment is both writable
+/// and executable.
 fn hardened(t: &Context, file: &Path) -> Result<()> {
     let text = readelf(t, file)?;
     let segments: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();

@@ -1,8 +1,8 @@
-//! `pagelift doctor` on machines made ill on purpose: each illness is named, the fix that is printed is typed, and the
-//! finding is gone. Every setting is put back, also where a test fails.
+//! `pagelift doctor` on machines with deliberate faults: each fault is named, and after the printed fix the finding is
+//! gone. Every setting is restored, also if a test fails.
 //!
-//! `kernel.yama.ptrace_scope = 3`, which cannot be taken back before a reboot, and a pool on the wrong node are made in
-//! virtual machines (`tests/kernels/machines/{doctor,nodes}.sh`).
+//! Tests in virtual machines (`tests/kernels/machines/{doctor,nodes}.sh`) cover `kernel.yama.ptrace_scope = 3`, which
+//! lasts until a reboot, and a pool on the wrong node.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -52,19 +52,19 @@ fn main() -> ExitCode {
     ])
 }
 
-/// The settings are the machine's: one test at a time.
+/// The settings belong to the machine: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Skips the test where transparent huge pages are off; called alone, since another test switches them off.
+/// Skips the test if transparent huge pages are off. To be called under [`alone`], since another test disables them.
 fn needs_thp() -> Result<()> {
     let missing = Need::Thp.missing();
     missing.map_or(Ok(()), |why| Err(Skipped(why).into()))
 }
 
-/// What doctor says in JSON, and its exit status.
+/// The JSON output of doctor, and its exit status.
 struct Said {
     report: Value,
     status: i32,
@@ -81,7 +81,7 @@ impl Said {
         self.report["findings"].as_array()?.iter().find(|finding| finding["check"] == check)
     }
 
-    /// The finding of a check, with its severity and these words in title or found.
+    /// The finding of a check. It must have this severity, and these words in title or found.
     fn finds(&self, check: &str, severity: &str, words: &str) -> Result<&Value> {
         let finding = self.finding(check).with_context(|| format!("nothing of {check} in {:#}", self.report))?;
         let text = format!("{} {}", finding["title"], finding["found"]);
@@ -105,13 +105,14 @@ fn doctor(t: &Context, words: &[&str]) -> Result<Said> {
     Said::of(t.run(t.pagelift(&[&["doctor", "--json"], words].concat())?)?)
 }
 
-/// The command that the finding tells to type.
+/// The command in the finding's fix.
 fn fix_of(finding: &Value) -> Result<String> {
     let command = finding["fix"]["commands"][0].as_str().with_context(|| format!("no command in {finding:#}"))?;
     Ok(command.to_owned())
 }
 
-/// The estimate rests on the pages that the program uses while it is looked at, not on all that are resident.
+/// With `--probe` the estimate is based on the pages that the program uses during the command, not on all resident
+/// pages.
 fn pages_in_use(t: &Context) -> Result<()> {
     let _alone = alone();
     let mut command = Program::named("measuring/uses_known_pages.c")?.command()?;
@@ -125,7 +126,7 @@ fn pages_in_use(t: &Context) -> Result<()> {
         let said = doctor(t, words)?;
         let estimates = said.report["verdict"]["estimates"].as_array().context("no estimates")?;
         let code = estimates.iter().find(|estimate| estimate["what"] == "code").context("none of code")?;
-        // An architecture whose TLBs nobody tells of compares what is resident.
+        // If the sizes of the TLBs are unknown on the architecture, the estimate uses resident pages.
         let wanted = if cfg!(target_arch = "x86_64") { rests_on } else { "resident code" };
         ensure!(code["based_on"].as_str().is_some_and(|text| text.contains(wanted)), "{code:#}");
     }
@@ -162,7 +163,7 @@ fn thp_never(t: &Context) -> Result<()> {
     doctor(t, &[])?.does_not_find("thp-mode")
 }
 
-/// A python that makes a call of prctl and then runs the words as its child.
+/// A python that calls prctl and then runs the words as its child.
 fn below(prctl: &str, words: &[&str]) -> Command {
     let script = format!(
         "import ctypes, subprocess, sys\n\
@@ -193,7 +194,7 @@ fn switched_off(t: &Context) -> Result<()> {
     needs_thp()?;
     let pagelift = pagelift_binary()?;
     let pagelift = pagelift.to_string_lossy();
-    // A number of seconds that nobody else sleeps.
+    // A number of seconds that no other process has.
     let seconds = format!("{}", 4_000_000 + u64::from(std::process::id()));
     let before = t.run(below(THP_OFF, &[&pagelift, "doctor", "--json", "--", "sleep", &seconds]))?;
     let before = Said::of(before)?;
@@ -208,7 +209,7 @@ fn switched_off(t: &Context) -> Result<()> {
     end(t, fixed, &pid)
 }
 
-/// Ends a child of the session's process, with which the session ends too.
+/// Ends a child of the session's process; the session then ends too.
 fn end(t: &Context, session: test_support::Session, pid: &str) -> Result<()> {
     let mut kill = Command::new("kill");
     kill.arg(pid);
@@ -216,7 +217,7 @@ fn end(t: &Context, session: test_support::Session, pid: &str) -> Result<()> {
     session.finish().map(drop)
 }
 
-/// The pool is for code that nothing else serves.
+/// The pool is advised only for code that no other source serves.
 fn empty_pool(t: &Context) -> Result<()> {
     let _alone = alone();
     needs_thp()?;
@@ -236,7 +237,7 @@ fn empty_pool(t: &Context) -> Result<()> {
     session.finish()?.success().map(drop)
 }
 
-/// Each state of a process in the words of each command that describes it.
+/// All commands that describe the state of a process use the same words.
 fn states(t: &Context) -> Result<()> {
     let _alone = alone();
     needs_thp()?;
@@ -259,7 +260,7 @@ fn states(t: &Context) -> Result<()> {
         let (status, inspect, doctor) = (first("status")?, first("inspect")?, doctor(t, &[&pid])?);
         let verdict = doctor.report["verdict"]["summary"].as_str().unwrap_or_default().to_owned();
         table += &format!("{state:9} status   {status}\n{:9} inspect  {inspect}\n{:9} doctor   {verdict}\n", "", "");
-        // The program's own memory may change by a page between two commands, what is huge does not.
+        // The program's own memory may change by a page between two commands, but huge pages do not.
         let huge =
             |text: &str| text.split(": ").find_map(|part| part.split_once(" of ").map(|(huge, _)| huge.to_owned()));
         let same = huge(&status);
@@ -276,7 +277,7 @@ fn states(t: &Context) -> Result<()> {
     session.finish()?.success().map(drop)
 }
 
-/// The pages come from the server's settings: with the number that is advised it does not fall back.
+/// The number of pages follows from the server's settings: with the advised number it does not fall back.
 fn mariadb_on_the_pool(t: &Context) -> Result<()> {
     let _alone = alone();
     let mut server = MariadbServer::prepare(t, "doctor")?;
@@ -352,7 +353,7 @@ fn ordinary_user(t: &Context) -> Result<()> {
     sleeps.finish().map(drop)
 }
 
-/// A pseudo-terminal is coloured, unless NO_COLOR is set.
+/// Output to a pseudo-terminal is coloured, unless NO_COLOR is set.
 fn colours(t: &Context) -> Result<()> {
     let _alone = alone();
     let on_terminal = |no_colour: &str| -> Result<String> {
@@ -367,7 +368,7 @@ fn colours(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What `run --heap=auto` prints, `doctor` has printed before.
+/// `run --heap=auto` prints the choice that `doctor` has printed before.
 fn heap_choice(t: &Context) -> Result<()> {
     let _alone = alone();
     let doctor = t.run(t.pagelift(&["doctor", "--json", "--", "true"])?)?;

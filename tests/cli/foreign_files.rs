@@ -1,5 +1,5 @@
-//! Files that a user's process names or maps, as root meets them: it reads nothing for the user that the user could not read,
-//! and waits for no file system that the user serves.
+//! Files that a user's process names or maps, when root reads them: root reads only files that the user could read, and
+//! does not wait for a file system that the user serves.
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs::{self, Permissions};
@@ -12,9 +12,9 @@ use test_support::{Context, Ending, Need, Program, SilentServer, Test, copy_prog
 
 /// The user that the hostile program runs as.
 const NOBODY: u32 = 65534;
-/// Longer than any single read may take.
+/// Longer than the time limit of any single read.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A function of the program, which only its symbol table names.
+/// A function of the program that only its symbol table names.
 const FUNCTION: &str = "code";
 
 fn main() -> ExitCode {
@@ -71,8 +71,8 @@ enum Place {
     Linked,
     /// The program has a separate root folder, and an absolute link in that folder names a file outside.
     OutOfRoot,
-    /// As before, with the machine's `/proc` mounted in the root folder: the link leads through `/proc/self/root`, which for
-    /// a reader is the reader's own.
+    /// As before, with the machine's `/proc` mounted in the root folder: the link leads through `/proc/self/root`,
+    /// which is the reader's own root for each reader.
     ThroughProc,
 }
 
@@ -95,11 +95,11 @@ fn stripped(t: &Context) -> Result<(PathBuf, PathBuf)> {
     Ok((program, debug))
 }
 
-/// Starts the program as a user, in a root folder if one is given, and returns the map that root writes for the program.
+/// Starts the program as a user, in the root folder if one is given. Returns the map that root writes for the program.
 fn map_of(t: &Context, program: &Path, root: Option<&Path>) -> Result<String> {
     let mut command = match root {
         Some(root) => {
-            // The mount is gone with the program.
+            // The mount disappears with the program.
             let mut command = Command::new("unshare");
             let script = "mount --bind /proc \"$1/proc\" && user=$2 root=$1 && shift 2 && \
                           exec chroot --userspec=\"$user\" \"$root\" \"$@\"";
@@ -173,7 +173,7 @@ fn tests_source(path: &str) -> PathBuf {
     test_support::workspace().join("tests").join(path)
 }
 
-/// A user who may only execute a file does not read its symbols either.
+/// If the user may only execute a file, its symbols are not read.
 fn unreadable_program(t: &Context) -> Result<()> {
     let program = t.folder().join("program");
     copy_program(t, &Program::named("cli/maps_a_file.c")?.build()?, &program)?;
@@ -183,8 +183,7 @@ fn unreadable_program(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// `unshare --pid` leaves the old /proc in place, which shows other processes under the same numbers. No message names one of
-/// those.
+/// `unshare --pid` keeps the old /proc, which has other processes under the same PIDs. No message names one of these.
 fn numbers_of_another_namespace(t: &Context) -> Result<()> {
     for words in [&["run", "--", "/bin/true"][..], &["attach", "1"], &["status", "1"], &["status"]] {
         let pagelift = t.pagelift(words)?;
@@ -199,13 +198,13 @@ fn numbers_of_another_namespace(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A file system that the other user serves, of a file that is a program.
+/// Mounts a file system that the other user serves; its file is a program.
 fn mount(t: &Context) -> Result<SilentServer> {
     SilentServer::mount(t, &Program::named("cli/maps_a_file.c")?.build()?)
 }
 
-/// A user's program has mapped a file of a file system that the user serves, and its list of objects leads into that file.
-/// From then on the file system answers nobody.
+/// A user's program has mapped a file from a file system that the user serves, and its list of objects points into that
+/// file. Then the file system stops answering.
 fn silent_server(t: &Context, words: &[&str]) -> Result<()> {
     let served = mount(t)?;
     let mut program = Program::named("cli/names_what_never_comes.c")?.command()?;
@@ -221,7 +220,7 @@ fn silent_root(t: &Context, words: &[&str]) -> Result<()> {
     no_wait_for(t, served, program, words)
 }
 
-/// Runs a command once the file system of a hostile program answers nobody any more.
+/// Runs a command after the file system of a hostile program has stopped answering.
 fn no_wait_for(t: &Context, mut served: SilentServer, program: Command, words: &[&str]) -> Result<()> {
     let hostile = t.session(program)?;
     hostile.wait_for_line("ready")?;

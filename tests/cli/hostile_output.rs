@@ -1,5 +1,5 @@
-//! What root writes and says about a hostile program: nothing that the program could not write itself, and nothing of its
-//! making on a line of its own.
+//! Files and output of root about a hostile program: root writes only where the program could write itself, and the
+//! program cannot forge a line.
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs::{self, Permissions};
@@ -33,7 +33,7 @@ fn folder(t: &Context, mode: u32, owner: u32) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Starts the program in the folder, and lets root write its map.
+/// Starts the program in the folder, and writes its map as root.
 fn write_map(t: &Context, folder: &Path, arguments: &[&str]) -> Result<(Session, Output)> {
     let mut command = Program::named("cli/leads_its_tmp_elsewhere.c")?.command()?;
     command.args(arguments).current_dir(folder);
@@ -59,7 +59,7 @@ fn roots_folder(t: &Context) -> Result<()> {
     nothing_is_written_to(t, &folder(t, 0o755, 0)?, "not a sticky directory")
 }
 
-/// The sticky bit alone does not make a folder one that the user may write to.
+/// The sticky bit alone does not make a folder writable for the user.
 fn roots_sticky_folder(t: &Context) -> Result<()> {
     nothing_is_written_to(t, &folder(t, 0o1755, 0)?, "cannot be written")
 }
@@ -86,7 +86,7 @@ fn roots_file(t: &Context) -> Result<()> {
     end(t, session)
 }
 
-/// Where the user may write itself, its map is written, as its own file, and each line is one that Pagelift has made.
+/// If the user may write to the folder, the map is written as the user's file, and all of its lines are from Pagelift.
 fn users_folder(t: &Context) -> Result<()> {
     let folder = folder(t, 0o1777, NOBODY)?;
     let (session, output) = write_map(t, &folder, &["folder"])?;
@@ -102,8 +102,8 @@ fn users_folder(t: &Context) -> Result<()> {
     end(t, session)
 }
 
-/// A descendant that holds a file of root's open for reading as its standard error: what Pagelift says there must not
-/// get into the file. Where the descriptor cannot be duplicated, Pagelift opens what it leads to.
+/// The standard error of a descendant is a file of root, open for reading: Pagelift's messages must not be written to
+/// the file. If the descriptor cannot be duplicated, Pagelift opens its file.
 fn standard_error_for_reading(t: &Context) -> Result<()> {
     let file = folder(t, 0o755, 0)?.join("of-root");
     let before = "a line of root's\n";
@@ -122,7 +122,7 @@ fn standard_error_for_reading(t: &Context) -> Result<()> {
     with_input(&format!("<'{}'", file.display()))?;
     let after = fs::read_to_string(&file)?;
     ensure!(after == before, "root's file has become\n{after}");
-    // Nor into a file that the program might open for writing and has not: whoever started a set-user-ID program chose it.
+    // Nor to a file that the program could open for writing, but has not: the caller of a set-user-ID program chose it.
     fs::write(&file, "")?;
     std::os::unix::fs::chown(&file, Some(NOBODY), None)?;
     with_input(&format!("<'{}'", file.display()))?;

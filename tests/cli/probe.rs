@@ -1,5 +1,5 @@
-//! `pagelift probe`: what translation costs. Times are not asserted; what is asserted is that there are some for each page
-//! size that the machine has, and a reason for each that it has not.
+//! `pagelift probe`: the cost of translation. The tests do not check times, only that each page size of the machine has
+//! times, and each missing page size a reason.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use test_support::{Context, Need, main_of, pagelift_binary, test_case};
 
 /// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
-/// Quick, and large enough for all levels' beginnings.
+/// Quick, and large enough for the beginning of each level.
 const QUICK: [&str; 6] = ["probe", "--for", "1", "--memory", "16M", "--json"];
 
 fn main() -> ExitCode {
@@ -41,7 +41,7 @@ fn ordinary_user(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Footprints rise up to what was asked for, and each has times.
+/// Checks that footprints rise to the requested one, and that each has times.
 fn check_curve(points: &[Value]) -> Result<()> {
     let footprints: Vec<u64> = points.iter().filter_map(|point| point["footprint"].as_u64()).collect();
     ensure!(footprints.windows(2).all(|pair| pair[0] < pair[1]), "{footprints:?}");

@@ -1,6 +1,6 @@
-//! Whole screens of the command line: help, messages about mistakes, and about files whose contents are fixed. Those in
-//! `screens/80` are for a terminal of 80 columns, those in `screens/120` for one of 120, all others for the widest help.
-//! `TRYCMD=overwrite` writes them anew.
+//! Whole screens of the command line: help, messages about mistakes, and messages about files with fixed contents. The
+//! screens in `screens/80` are for a terminal of 80 columns, in `screens/120` of 120, all others for the widest help.
+//! `TRYCMD=overwrite` updates them.
 
 use std::fs::File;
 use std::io::Write;
@@ -28,7 +28,7 @@ fn screens_are_as_they_were_reviewed() {
     let code = Segment { flags: EXECUTE, offset: 0, bytes: CODE };
     let data = Segment { flags: WRITE, offset: CODE, bytes: BASE_PAGE };
     write_program(&folder.join("placed"), SHARED, 0, &[code, data]);
-    // The commands run there.
+    // The commands run in this folder.
     std::env::set_current_dir(&folder).unwrap();
     for (folder, width) in WIDTHS {
         trycmd::TestCases::new()
@@ -64,7 +64,7 @@ struct Segment {
     bytes: u64,
 }
 
-/// Writes an ELF file for this machine (elf(5)) that holds nothing but its headers and zeros.
+/// Writes an ELF file for this machine (elf(5)) that contains only headers and zeros.
 fn write_program(path: &Path, kind: u16, base: u64, segments: &[Segment]) {
     const HEADER_BYTES: u16 = 64;
     const SEGMENT_BYTES: u16 = 56;

@@ -1,5 +1,5 @@
-//! A process that holds the lock of its memory and answers no reader: commands that read many processes name it, and read the
-//! others.
+//! A process that holds the lock of its memory and blocks readers: commands that read many processes name it, and read
+//! the others.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -12,12 +12,12 @@ use test_support::{
     main_of_one_at_a_time, poll_until, process_state, test_case,
 };
 
-/// Longer than a command may wait for one process: it waits 30 s.
+/// Time limit above the 30 s that a command waits for one process.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// The program, whose name the kernel cuts.
+/// The program; the kernel cuts its name.
 const PROGRAM: &str = "cli/holds_the_lock_of_its_memory.c";
 const NAME: &str = "holds_the_lock_";
-/// A program whose memory cannot be read though its mappings can.
+/// A program whose mappings can be read, but not its memory.
 const HIDES: &str = "hides_memory";
 /// Exit status of a command that fails by itself.
 const OWN_FAILURE: i32 = 125;
@@ -41,7 +41,8 @@ fn main() -> ExitCode {
     ])
 }
 
-/// The process, and the file system that it waits for. That ends first: no signal ends the process before.
+/// The process, and the file system that it waits for. The file system ends first: until then no signal ends the
+/// process.
 struct Silent {
     server: SilentServer,
     process: Session,
@@ -62,7 +63,7 @@ impl Silent {
         self.process.pid()
     }
 
-    /// The process gets an error and ends.
+    /// Ends the file system; the process then gets an error and ends.
     fn end(mut self) -> Result<()> {
         self.server.end();
         self.process.finish().map(drop)
@@ -83,7 +84,7 @@ fn names(document: &Value, pid: u32) -> bool {
     unanswered.iter().map(fields).eq([(Some(pid.into()), Some("no-answer".to_owned()))])
 }
 
-/// A process that maps `/bin/true` at each line, and hides its memory unless it `shows` it.
+/// A process that maps `/bin/true` at each line, and hides its memory unless `how` is `shows`.
 fn hides(t: &Context, how: &[&str]) -> Result<Session> {
     let mut command = Program::named(&format!("cli/{HIDES}.c"))?.command()?;
     command.arg("/bin/true").args(how);
@@ -119,7 +120,7 @@ fn is_named_and_left_out(t: &Context) -> Result<()> {
         ],
         &[&["attach", "--all", stem], &["detach", "--all", stem], &["attach", "--lift", "shared", "--all", stem]],
     );
-    // Any process may have been executed by a link of this name.
+    // Any process may have been started by a link of this name.
     let by_name: &[&[&str]] = &[&["attach", "--dry-run", "--all", "maps_a_file"]];
     // Its mappings are read, and the lift waits for its memory.
     let in_place: &[&[&str]] = &[&["attach", "--lift", "anon", "--all", HIDES]];
@@ -165,7 +166,8 @@ fn is_named_and_left_out(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A silent process keeps no image that nobody can begin to use any more, and none on which the kernel grants a lease.
+/// A silent process does not keep images that no process can start to use, nor images on which the kernel grants a
+/// lease.
 fn keeps_only_images_in_use(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "128M")?;
     let [changed, unmapped, open] = ["changed", "unmapped", "open"].map(|name| copy_of_a_program(t, name));
@@ -178,7 +180,7 @@ fn keeps_only_images_in_use(t: &Context) -> Result<()> {
     let silent = Silent::start(t, &[])?;
     let pid = silent.pid();
     let paths = [&unmapped_image, &open_image].map(|image| image.path.to_string_lossy().into_owned());
-    // By itself: the kernel grants no lease on an image that another command has open.
+    // Run alone: the kernel grants no lease on an image that another command has open.
     let removed = t.session_within(store.command(t, "remove", &[&paths[0]])?, PATIENCE)?.finish()?;
     let commands = [("gc", vec![]), ("remove", vec![paths[1].as_str()]), ("list", vec!["--json"])];
     let sessions = commands.iter().map(|(name, words)| t.session_within(store.command(t, name, words)?, PATIENCE));
@@ -199,10 +201,10 @@ fn keeps_only_images_in_use(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Silent processes of one user, more than may be waited for, hide no process of another user.
+/// One user's silent processes, more than a command waits for, do not hide another user's process.
 fn hides_no_process_of_another_user(t: &Context) -> Result<()> {
     let silent = (0..10).map(|_| Silent::start(t, &["as", "65534"])).collect::<Result<Vec<_>>>()?;
-    // Numbers rise: this process comes after them.
+    // PIDs rise: this process comes after them.
     let mut answers = Program::named("cli/maps_a_file.c")?.command()?;
     answers.args(["/dev/null", "0", "huge"]);
     let answers = t.session(answers)?;
@@ -217,8 +219,8 @@ fn hides_no_process_of_another_user(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A process that writes to a file of tmpfs, and whose data do not come, holds the lock of the file. A wait for the lock could not
-/// be ended at all.
+/// A process that writes to a file of tmpfs from memory that does not arrive holds the lock of the file. A wait for the
+/// lock could not be interrupted.
 fn holds_the_lock_of_a_file(t: &Context) -> Result<()> {
     let content = Program::named("cli/maps_a_file.c")?.build()?;
     let server = SilentServer::mount(t, &content)?;
@@ -255,7 +257,7 @@ fn holds_the_lock_of_a_file(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A command that looks again and again leaves one thread behind, and does not wait for the process again.
+/// A command that scans repeatedly leaves one blocked thread, and does not wait for the process again.
 fn is_waited_for_once(t: &Context) -> Result<()> {
     let silent = Silent::start(t, &["pool"])?;
     let watch = t.session_within(t.pagelift(&["pool", "show", "--watch", "--json", "--interval", "1"])?, PATIENCE)?;
@@ -267,7 +269,7 @@ fn is_waited_for_once(t: &Context) -> Result<()> {
     let (took, threads) = (begun.elapsed(), fs::read_dir(format!("/proc/{}/task", watch.pid()))?.count());
     silent.end()?;
     ensure!(took < Duration::from_secs(25), "{took:?} for four looks");
-    // The main thread, the watch and the one that was left behind; a look may be under way.
+    // The main thread, the watch and the blocked thread; a scan may be in progress.
     ensure!(threads <= 4, "{threads} threads");
     Ok(())
 }

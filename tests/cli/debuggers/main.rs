@@ -1,4 +1,4 @@
-//! gdb, strace, core dumps and perf on lifted programs: what they show of a plain one they show of a lifted one.
+//! gdb, strace, core dumps and perf on lifted programs: they show the same as for a plain program.
 
 mod perf;
 
@@ -39,7 +39,7 @@ type Body = fn(&Context, Way) -> Result<()>;
 struct Way {
     name: &'static str,
     pages: &'static str,
-    /// While it runs, and not at its start.
+    /// The program is lifted while it runs, not at its start.
     attach: bool,
 }
 
@@ -62,7 +62,7 @@ impl Way {
             needs.push(Need::Root);
         }
         if self.attach {
-            // `attach` is for this machine so far.
+            // `attach` supports only this architecture so far.
             needs.push(Need::Machine("x86_64".into()));
         }
         needs
@@ -81,7 +81,7 @@ fn each_way(name: &str, command: &str, ways: &[Way], body: Body) -> Vec<Test> {
     ways.iter().map(one).collect()
 }
 
-/// A lifted program, and the store that it may be mapped from.
+/// A lifted program, and the store of its images, if there is one.
 struct Lifted {
     session: Session,
     store: Option<TestStore>,
@@ -144,7 +144,7 @@ fn gdb_backtrace(t: &Context, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// In private pages of the pool a breakpoint costs one page; the pool has some left.
+/// In private pages of the pool a breakpoint needs one page; the pool has free pages.
 fn gdb_breakpoint(t: &Context, way: Way) -> Result<()> {
     let Lifted { mut session, store: _store } = waiting(t, "start/crashes_when_told.c", way, &[])?;
     let mut command = gdb(&["break innermost", "continue", "backtrace", "print words[1]", "delete", "detach"]);
@@ -165,7 +165,7 @@ fn gdb_breakpoint(t: &Context, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// Sections, line numbers, disassembly and data, relative to the base.
+/// Compares sections, line numbers, disassembly and data, relative to the base.
 fn gdb_same_as_plain(t: &Context, way: Way) -> Result<()> {
     let mut shown = Vec::new();
     for lifted in [false, true] {
@@ -197,7 +197,7 @@ fn gdb_same_as_plain(t: &Context, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// Hexadecimal numbers that are user-space addresses, cut to the part within a base page.
+/// Cuts hexadecimal numbers that are user-space addresses to the part within a base page.
 fn without_addresses(text: &str) -> String {
     let mut parts = text.split("0x");
     let mut result = parts.next().unwrap_or_default().to_owned();
@@ -217,7 +217,7 @@ fn strace(t: &Context, way: Way) -> Result<()> {
     let mut command = Command::new("strace");
     command.arg("-o").arg(&log).arg("-p").arg(session.pid().to_string());
     let tracer = t.session(command)?;
-    // Not before it has told the program to stop: a tracer that has only seized it sees no call.
+    // Waits until strace has stopped the program: a tracer that has only seized it sees no call.
     tracer.wait_for_stderr("attached")?;
     session.send("go on\n")?;
     session.finish()?.success()?;
@@ -229,7 +229,7 @@ fn strace(t: &Context, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// The kernel writes the core file into the current folder, if its pattern is the plain one.
+/// The core file. The kernel writes it into the current folder if core_pattern is a plain name.
 fn core_file(folder: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(folder).ok()?.flatten();
     entries
@@ -281,9 +281,9 @@ fn core_dump(t: &Context, way: Way) -> Result<()> {
         ensure!(shown[1].contains(word), "`{word}` is not shown:\n{}", shown[1]);
     }
     ensure!(shown[0] == shown[1], "plain\n{}\nlifted\n{}", shown[0], shown[1]);
-    // Code and read-only data stand in the file, where gdb does not look for transparent copies. Of a copy on the pool the
-    // first huge page is dumped, with the file's headers, and memory at the ends of mappings may be on other sides of a
-    // border.
+    // Code and read-only data are in the program's file, but gdb does not read them there for transparent copies, so
+    // these are dumped. Of a copy on the pool only the first huge page is dumped, with the file's headers; the ends of
+    // mappings may differ, too.
     let most = sizes[0] + 2 * default_huge_page()?.bytes();
     ensure!(
         way.pages == "thp" || sizes[1] <= most,
@@ -294,7 +294,7 @@ fn core_dump(t: &Context, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// It takes the first mapping of libjvm.so for the place of its ELF header.
+/// jhsdb assumes that the first mapping of libjvm.so has its ELF header.
 fn jhsdb(t: &Context) -> Result<()> {
     let launcher = fs::canonicalize("/usr/bin/java")?;
     let mut java = Command::new(&launcher);

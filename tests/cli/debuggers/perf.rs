@@ -23,13 +23,13 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// The map of a process, which may be written a moment after the program has gone on.
+/// Reads the map of a process. It may be written a moment after the program continues.
 fn map_of(pid: u32) -> Result<String> {
     poll_until(Duration::from_secs(30), "the perf map", || Path::new(&format!("/tmp/perf-{pid}.map")).exists())?;
     fs::read_to_string(format!("/tmp/perf-{pid}.map")).with_context(|| format!("no /tmp/perf-{pid}.map"))
 }
 
-/// A line of the map whose symbol contains the name: start, size.
+/// Start and size in the map's line whose symbol contains the name.
 fn entry_of(map: &str, name: &str) -> Result<(u64, u64)> {
     let line = map.lines().find(|line| line.contains(name)).with_context(|| format!("no {name} in the map"))?;
     let mut fields = line.split(' ');
@@ -37,7 +37,7 @@ fn entry_of(map: &str, name: &str) -> Result<(u64, u64)> {
     Ok((number()?, number()?))
 }
 
-/// The option at the start and the command later must write the same, with names for people, at the right addresses.
+/// The option at the start and the later command must write the same map, with demangled names at the right addresses.
 fn perf_map_demangled(t: &Context, way: Way) -> Result<()> {
     let Lifted { session, .. } = waiting(t, "start/spins_in_a_named_function.cc", way, &["--perf-map"])?;
     let pid = session.pid();
@@ -57,7 +57,7 @@ fn perf_map_demangled(t: &Context, way: Way) -> Result<()> {
 }
 
 fn perf_report(t: &Context, way: Way) -> Result<()> {
-    // An image has its own symbols; of a copy, which is nobody's, they stand in the map.
+    // An image has its own symbols; a private copy needs the map.
     let options: &[&str] = if way.pages == "image" { &[] } else { &["--perf-map"] };
     let Lifted { mut session, store } = waiting(t, "start/spins_in_a_named_function.cc", way, options)?;
     let pid = session.pid();
@@ -96,7 +96,7 @@ fn perf_report(t: &Context, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// As distributions ship it: the program stripped, its symbols in a file of their own that the build-id leads to.
+/// As in distributions: a stripped program, and its symbols in a separate file that is found by the build-id.
 fn separate_debug_file(t: &Context, way: Way) -> Result<()> {
     // Both ways of lifting use the same program, and so the same file.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -145,14 +145,15 @@ impl Probe {
         let number = SET.fetch_add(1, Ordering::Relaxed);
         let event = format!("pagelift_test:bell_{}_{number}", std::process::id());
         let mut perf = Command::new("perf");
-        // perf probe knows programs by build-id, and takes a copy for the one that it has in its cache already.
+        // perf probe identifies programs by build-id, and would use an equal program from the cache instead of the
+        // copy.
         perf.env("PERF_BUILDID_DIR", t.folder().join("perf-cache"));
         perf.args(["probe", "-x"]).arg(file).args(["--add", &format!("{event}={function}")]);
         t.run(perf)?.success()?;
         Ok(Self { event })
     }
 
-    /// `perf stat` of it on all processes, which says every tenth of a second how often it fired.
+    /// Starts `perf stat` with the event for all processes; it prints every 100 ms how often the probe fired.
     fn counted(&self, t: &Context) -> Result<Session> {
         let mut perf = Command::new("perf");
         perf.args(["stat", "-a", "-x", ",", "-I", "100", "-e", &self.event, "--", "sleep", "200"]);
@@ -168,12 +169,12 @@ impl Drop for Probe {
     }
 }
 
-/// How often it fired, by the lines `time,count,unit,event,…`.
+/// Number of times that the probe fired, from the lines `time,count,unit,event,…`.
 fn hits(counting: &Session) -> u64 {
     counting.stderr_so_far().lines().filter_map(|line| line.split(',').nth(1)?.parse::<u64>().ok()).sum()
 }
 
-/// A copy of the program: a probe in the one that others run too would be in their way.
+/// A separate copy of the program: a probe in the shared file would disturb other tests.
 fn own_copy(t: &Context) -> Result<PathBuf> {
     let copy = t.folder().join("calls_a_function_often");
     copy_program(t, &Program::named("start/calls_a_function_often.c")?.build()?, &copy)?;
@@ -197,7 +198,7 @@ fn uprobe_in_an_image(t: &Context, way: Way) -> Result<()> {
     let image = PathBuf::from(&line[line.find('/').context("a path")?..]);
     let probe = Probe::set(t, &image, FUNCTION)?;
     let counting = probe.counted(t)?;
-    // Its first line of input lets it begin; it calls the function until there is another.
+    // The program begins after its first line of input, and calls the function until the next line.
     session.send("go on\n")?;
     poll_until(Duration::from_secs(60), "the probe to fire", || hits(&counting) > 10)?;
     drop(counting);
@@ -205,7 +206,7 @@ fn uprobe_in_an_image(t: &Context, way: Way) -> Result<()> {
     end(session)
 }
 
-/// A probe stands in the file before the program is lifted: it goes on firing, and its huge page stays what it was.
+/// A probe that was set before the lift continues to fire, and its huge page does not change.
 fn uprobe_before(t: &Context, way: Way) -> Result<()> {
     let file = own_copy(t)?;
     let probe = Probe::set(t, &file, FUNCTION)?;

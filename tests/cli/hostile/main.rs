@@ -1,5 +1,5 @@
-//! Every command that reads a process or a file, against every hostile process and file: what it prints, how long it takes,
-//! how much memory it takes, and what it writes. Which commands these are is read from the command line's own definition.
+//! Every command that reads a process or a file, against every hostile process and file: its output, time and memory,
+//! and the files that it writes. The list of commands is read from the command line's own definition.
 
 mod table;
 mod things;
@@ -15,9 +15,9 @@ use table::{ALONE, Alone, Leaf, USES, Use, Value, differences, leaves};
 use test_support::{Context, ControlGroup, Ending, Limit, Need, Output, Test, main_of, test_case};
 use things::{FORGED, Process, REACHED, ROOTS_TEXT, Thing, What, becomes_a_command};
 
-/// Memory that a command may have, in bytes.
+/// Memory limit of a command, in bytes.
 const MOST_MEMORY: u64 = 640 << 20;
-/// Time that a command may take.
+/// Time limit of a command.
 const MOST_TIME: Duration = Duration::from_secs(90);
 
 fn main() -> ExitCode {
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     main_of(tests)
 }
 
-/// Runs one command against everything.
+/// Runs one command against all hostile things.
 fn every_thing(t: &Context, leaf: &Leaf) -> Result<()> {
     let (folder, others) = (things::folder()?, things::folder()?);
     let files = things::files(t, folder.path())?;
@@ -95,13 +95,13 @@ fn value_of(entry: &Use, thing: &Thing) -> Option<OsString> {
         (Value::Process, What::Process(process)) => Some(process.session.pid().to_string().into()),
         (Value::Name, What::Process(process)) => Some(process.program.file_name()?.to_owned()),
         (Value::File | Value::Program, What::File(path)) => Some(path.clone().into()),
-        // Others are executed by a shell, which prints what it likes.
+        // Other files are executed by a shell, whose output is arbitrary.
         (Value::Started, What::File(path)) if thing.is_program => Some(path.clone().into()),
         _ => None,
     }
 }
 
-/// One command, with little memory.
+/// One command with little memory.
 struct Run<'a> {
     t: &'a Context,
     leaf: &'a Leaf,
@@ -111,7 +111,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs it for people and, where it can, as JSON.
+    /// Runs it with text output and, if it has `--json`, with JSON output.
     fn both(&self, words: &[&str], value: Option<&OsStr>, thing: &str) -> Result<()> {
         let mut words: Vec<OsString> = words.iter().map(|word| self.word(word, value)).collect();
         self.checked(&words, thing)?;
@@ -143,7 +143,7 @@ impl Run<'_> {
         Ok(output)
     }
 
-    /// Makes the command write to a path at which a link of the other user leads to one of root's files.
+    /// Makes the command write to a path that is a link of the other user to a file of root.
     fn written(&self, entry: &Use, folder: &Path) -> Result<()> {
         let (link, file) = things::link_to_roots_file(self.t, folder)?;
         let record = self.t.folder().join("record");
@@ -170,7 +170,7 @@ fn make_record(t: &Context, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks what was printed.
+/// Checks the output.
 fn check(output: &Output) -> Result<()> {
     for text in [&output.stdout, &output.stderr] {
         let acts = text.chars().find(|c| *c != '\n' && foreign_text::acts_on_reader(*c));
@@ -184,7 +184,7 @@ fn check(output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// Commands that are printed to be typed: between backticks, and from the words that announce a command to the line's end.
+/// Commands in the output for the user to run: between backticks, and after words that announce a command.
 fn commands_in(text: &str) -> impl Iterator<Item = &str> {
     const BEFORE: [&str; 11] = [
         "fix: ",
@@ -206,7 +206,7 @@ fn commands_in(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The page has a fixed name in the working folder, which is the other user's.
+/// The page has a fixed name in the working folder, which belongs to the other user.
 fn fixed_name(t: &Context) -> Result<()> {
     let folder = things::folder()?;
     let (link, file) = things::link_to_roots_file(t, folder.path())?;
@@ -223,7 +223,7 @@ fn fixed_name(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Units of root do not execute what a user can exchange.
+/// Units of root do not execute programs that a user can replace.
 fn program_of_a_user(t: &Context) -> Result<()> {
     let folder = things::folder()?;
     let own = folder.path().join("pagelift");
@@ -250,7 +250,7 @@ fn program_of_a_user(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Root opens a path of the other user's with that user's rights.
+/// Root opens a path of the other user with that user's rights.
 fn image_of_a_link(t: &Context) -> Result<()> {
     let folder = things::folder()?;
     let (link, file) = things::link_to_roots_file(t, folder.path())?;

@@ -1,5 +1,5 @@
-//! Behaviour of each command with files and processes of other users. The table has every argument of the command line's
-//! definition that takes a value: a new argument makes the run fail until it is added here.
+//! Behaviour of each command with files and processes of other users. The table has every argument of the command
+//! line's definition that takes a value: the run fails until a new argument is added here.
 
 use clap::{ArgAction, CommandFactory};
 use std::collections::BTreeSet;
@@ -19,12 +19,12 @@ pub enum Value {
     Started,
     /// A file that is written.
     Written,
-    /// Nothing that others have made.
+    /// Nothing of other users.
     Own,
 }
 
-/// How a command is run with a value. `{}` is replaced by the value, `{pid}` by a process of another user, `{folder}` by a folder of
-/// the test.
+/// The run of a command with a value. `{}` is replaced by the value, `{pid}` by a process of another user, `{folder}`
+/// by a folder of the test.
 pub struct Use {
     pub command: &'static str,
     pub argument: &'static str,
@@ -45,7 +45,7 @@ const WORDS: &str = "words that the caller has typed, which are compared and not
 const CALLERS: &str = "a command of the caller";
 const ROOTS: &str = "a place of root's";
 
-/// Every argument whose value could lead to something of others.
+/// Every argument whose value could name a file or process of other users.
 pub const USES: &[Use] = &[
     own("run", "only", WORDS),
     own("run", "argv0", WORDS),
@@ -175,7 +175,7 @@ pub enum Alone {
     LooksAtNothing,
 }
 
-/// Every command that has no argument of [`USES`], or looks around without it.
+/// Every command that has no argument of [`USES`], or reads all processes or files without it.
 pub const ALONE: &[(&str, Alone)] = &[
     ("status", Alone::LooksAround(&[])),
     ("doctor", Alone::LooksAround(&[])),
@@ -190,7 +190,7 @@ pub const ALONE: &[(&str, Alone)] = &[
     ("pool overcommit", Alone::LooksAtNothing),
 ];
 
-/// Names of values that lead nowhere: numbers, sizes, words that are compared.
+/// Names of values that name no file or process: numbers, sizes, words that are compared.
 const PLAIN: &[&str] = &[
     "SIZE",
     "OBJECTS",
@@ -221,13 +221,13 @@ const PLAIN: &[&str] = &[
 pub struct Leaf {
     /// Its words.
     pub name: String,
-    /// Its arguments whose values could lead to something of others.
+    /// Its arguments whose values could name files or processes of other users.
     pub arguments: Vec<String>,
     /// It has `--json`.
     pub has_json: bool,
 }
 
-/// The commands that have no commands below them.
+/// The commands without subcommands.
 pub fn leaves() -> Vec<Leaf> {
     let mut root = cli::definition::Cli::command();
     root.build();
@@ -256,7 +256,7 @@ fn collect(command: &clap::Command, before: &str, found: &mut Vec<Leaf>) {
     }
 }
 
-/// Arguments that are missing here, and arguments here that are no longer in the definition.
+/// Arguments that are missing in the table, and arguments of the table that are no longer in the definition.
 pub fn differences(leaves: &[Leaf]) -> Vec<String> {
     let defined: BTreeSet<(String, String)> =
         leaves.iter().flat_map(|leaf| leaf.arguments.iter().map(|name| (leaf.name.clone(), name.clone()))).collect();

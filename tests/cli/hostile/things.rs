@@ -13,29 +13,29 @@ use test_support::{Context, Program, Session, copy_program, poll_until};
 
 /// The other user.
 pub const NOBODY: u32 = 65534;
-/// A line that a line feed in a name would begin.
+/// Start of the line that an unquoted line feed in a name would begin.
 pub const FORGED: &str = "FORGED";
-/// Name of the file that a command creates if it has a name of [`NAMES`] unquoted.
+/// Name of the file that a command creates if it contains a name of [`NAMES`] unquoted.
 pub const REACHED: &str = "reached";
 
-/// Names that everybody can give. The first has what a shell acts on, the second what a terminal acts on, the third is no
-/// UTF-8.
+/// Names that any user can choose. The first has special characters of the shell, the second control characters of the
+/// terminal, the third is not UTF-8.
 const NAMES: [(&str, &[u8]); 3] = [
     ("shell", b"x'; touch reached; '$(touch reached)\"; touch reached;\" ;touch reached"),
     ("terminal", "x\u{1b}[31m\nFORGED\r\u{9b}2J\u{202e}\u{200b}\u{7f}".as_bytes()),
     ("bytes", b"x\xff\xfe\x1b[31m\nFORGED"),
 ];
-/// How the name of a file begins that is a program.
+/// Start of the names of files that are programs.
 const A_PROGRAM: &str = "a program with a name for the";
-/// A size that nobody can read in full, in bytes.
+/// A size that is too large to be read in full, in bytes.
 const TEBIBYTE: u64 = 1 << 40;
-/// Mappings of one process, in number.
+/// Number of mappings of one process.
 const MANY: &str = "20000";
 
 /// Something hostile, with a name for messages.
 pub struct Thing {
     pub name: String,
-    /// It can be executed as it is.
+    /// It can be executed.
     pub is_program: bool,
     pub what: What,
 }
@@ -56,7 +56,7 @@ pub struct Process {
 impl Drop for Process {
     fn drop(&mut self) {
         let Some(group) = &self.group else { return };
-        // The group can go once nobody is in it.
+        // The group can be removed once it is empty.
         let Some(root) = group.parent() else { return };
         let is_gone = || {
             for pid in fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().lines() {
@@ -70,7 +70,7 @@ impl Drop for Process {
     }
 }
 
-/// A folder that everybody can reach and that belongs to the other user.
+/// A folder that everyone can reach and that belongs to the other user.
 pub fn folder() -> Result<tempfile::TempDir> {
     let folder = tempfile::Builder::new().prefix("pagelift-hostile-").tempdir_in("/var/tmp")?;
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
@@ -89,7 +89,7 @@ fn own(path: &Path) -> Result<()> {
     Ok(chown(path, Some(NOBODY), Some(NOBODY))?)
 }
 
-/// A copy of the program with much code, under a name.
+/// A copy of the program with much code, under this name.
 fn program(t: &Context, folder: &Path, name: &[u8]) -> Result<PathBuf> {
     let path = folder.join(OsStr::from_bytes(name));
     copy_program(t, &Program::named("page_cache/large_code.c")?.build()?, &path)?;
@@ -107,7 +107,7 @@ fn started(t: &Context, mut command: Command, program: PathBuf, group: Option<Pa
     Ok(Process { session, program, group })
 }
 
-/// A control group that names a service; `None` where there is no hierarchy for one.
+/// A cgroup with the name of a service; `None` if there is no hierarchy for it.
 fn group(name: &[u8]) -> Option<PathBuf> {
     let without_line_feed: Vec<u8> = name.iter().copied().filter(|byte| *byte != b'\n').collect();
     let mut name = OsString::from(format!("{}-", std::process::id()));
@@ -117,7 +117,7 @@ fn group(name: &[u8]) -> Option<PathBuf> {
     roots.iter().map(|root| Path::new(root).join(&name)).find(|group| fs::create_dir(group).is_ok())
 }
 
-/// Processes with the names everywhere, of a file with a size, of many mappings, and with damaged tables.
+/// Processes with hostile names everywhere, with a huge file, with many mappings, and with damaged tables.
 pub fn processes(t: &Context, folder: &Path) -> Result<Vec<Thing>> {
     let mut found = Vec::new();
     for (what, name) in NAMES {
@@ -155,7 +155,7 @@ pub fn processes(t: &Context, folder: &Path) -> Result<Vec<Thing>> {
     Ok(found)
 }
 
-/// Files with the names, and with contents that promise more than they hold.
+/// Files with hostile names, and files whose headers announce more than they contain.
 pub fn files(t: &Context, folder: &Path) -> Result<Vec<Thing>> {
     let mut found: Vec<(String, PathBuf)> = Vec::new();
     for (what, name) in NAMES {
@@ -199,7 +199,7 @@ pub fn files(t: &Context, folder: &Path) -> Result<Vec<Thing>> {
         .collect())
 }
 
-/// A link of the other user's to a file of root's.
+/// A link of the other user to a file of root.
 pub fn link_to_roots_file(t: &Context, folder: &Path) -> Result<(PathBuf, PathBuf)> {
     let (file, link) = (t.folder().join("of-root"), folder.join("link"));
     fs::write(&file, ROOTS_TEXT)?;
@@ -211,8 +211,8 @@ pub fn link_to_roots_file(t: &Context, folder: &Path) -> Result<(PathBuf, PathBu
 /// Contents of root's file.
 pub const ROOTS_TEXT: &str = "a line of root's\n";
 
-/// Executes, as the other user, what is printed to be typed, where no program but `touch` is to be found. Returns true where
-/// a name has become a command.
+/// Executes a printed command as the other user, with `touch` as the only program in PATH. Returns true if a name has
+/// become a command.
 pub fn becomes_a_command(command: &str) -> Result<bool> {
     let folder = folder()?;
     let mark = folder.path().join("mark");

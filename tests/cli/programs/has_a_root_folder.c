@@ -1,4 +1,5 @@
-// Has the folder of its first argument as its root folder, becomes the user of its second one, and waits for a line. Run by root.
+// Makes the folder of its first argument its root folder, becomes the user of its second, and waits for a line. Run by
+// root.
 //
 // build: gcc -O1 -Wall -o $OUT $SRC
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
-// Has a page that never arrives, where the dynamic linker's list of objects should be. Whoever reads the list waits for the page; the
-// list of mappings is read at once. With `shows` as second argument it hides nothing. At each line of input it maps the file as code,
-// as if it had loaded it.
+// Has a page that never arrives in the place of the dynamic linker's list of objects. A reader of the list waits for
+// the page; the list of mappings can be read at once. With `shows` as second argument it hides nothing. At each line of
+// input it maps the file as code, as if it had loaded it.
 //
 //     hides_memory FILE [shows]
 //
@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
     check(file < 0, "the file");
     if (argc < 3)
         hide(page);
-    // Code without a file: the list could name what it belongs to.
+    // Code without a file: a reader consults the list to find its object.
     map(page, PROT_READ | PROT_EXEC, -1);
     puts("ready");
     fflush(stdout);

@@ -1,5 +1,5 @@
-// Holds the lock of a file: it writes to the file from memory that a silent file system serves and that nobody has read. Whoever asks
-// for the holes of the file (lseek) waits for the lock, and cannot be ended either.
+// Holds the lock of a file: it writes to the file from unread memory of a silent file system. A process that asks for
+// the holes of the file (lseek) waits for the lock, and cannot be killed either.
 //
 //     holds_the_lock_of_a_file FILE SERVED
 //

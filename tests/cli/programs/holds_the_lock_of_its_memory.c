@@ -1,6 +1,6 @@
-// Holds the lock of its memory for writing: it maps other memory over changed pages of a file, whose file system does not answer
-// the request to write them. Whoever reads the process's mappings waits for the lock. With `pool` as second argument it has a page
-// of the pool, with `as USER` it belongs to this user.
+// Holds the lock of its memory for writing: it maps other memory over changed pages of a file, whose file system does
+// not answer the request to write them. A reader of the process's mappings waits for the lock. With `pool` as second
+// argument it has a page of the pool, with `as USER` it belongs to this user.
 //
 //     holds_the_lock_of_its_memory FILE [pool | as USER]
 //

@@ -1,8 +1,8 @@
-// A user's program that makes another folder or file stand where perf looks for the map of its code, in a mount namespace
-// of its own, and one of whose functions has a name of two lines. Run by root, in the folder to be used:
+// A user's program that mounts another folder or file over the place where perf expects the map of its code, in a
+// separate mount namespace; one of its functions has a name of two lines. Run by root, in the folder to be used:
 //
-//     leads_its_tmp_elsewhere folder     the folder stands where /tmp is
-//     leads_its_tmp_elsewhere file NAME  the file NAME in it stands where the map in /tmp would be
+//     leads_its_tmp_elsewhere folder     mounts the folder over /tmp
+//     leads_its_tmp_elsewhere file NAME  mounts the folder's file NAME over the map in /tmp
 //
 // build: gcc -O1 -o $OUT $SRC
 // build: objcopy --redefine-sym code="$(printf 'first\n10 10 forged by a newline')" $OUT
@@ -38,7 +38,7 @@ static void become_a_user_with_mounts(void) {
     check(setgroups(0, NULL), "setgroups");
     check(setresgid(NOBODY, NOBODY, NOBODY), "setresgid");
     check(setresuid(NOBODY, NOBODY, NOBODY), "setresuid");
-    // Else /proc/self belongs to root.
+    // Otherwise /proc/self belongs to root.
     check(prctl(PR_SET_DUMPABLE, 1), "prctl");
     check(unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare");
     write_to("/proc/self/setgroups", "deny");
@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[1], "file")) {
         snprintf(map, sizeof map, "/tmp/perf-%d.map", getpid());
         int file = open(map, O_CREAT | O_EXCL | O_WRONLY, 0600);
-        // A line for an address elsewhere, as of a program that generates code.
+        // A line for another address, as from a program that generates code.
         check(file < 0 || write(file, "10 10 own\n", 10) != 10, map);
         check(mount(argv[2], map, NULL, MS_BIND, NULL), "mount");
     } else {

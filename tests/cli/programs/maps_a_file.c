@@ -1,6 +1,6 @@
-// Maps a page of the file that its first argument names, as often as the second says: readable, and not, in turn, so that
-// the kernel keeps each mapping apart. It has memory on huge pages with the word `huge` as third argument. With the word `without` as third argument it puts a copy in place of some of its own
-// code before, so that the code has no file.
+// Maps a page of the file of its first argument, as often as the second says: alternately readable and not, so that the
+// kernel keeps the mappings separate. With `huge` as third argument it has memory on huge pages, with `without` it
+// first replaces some of its own code by a copy, so that the code has no file.
 //
 // build: gcc -O1 -o $OUT $SRC
 #define _GNU_SOURCE

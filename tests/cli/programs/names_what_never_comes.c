@@ -1,5 +1,5 @@
-// Maps the file that its argument names, readable and executable, and lets the dynamic linker's list of objects lead to a
-// page of the file that nobody has read. A part of its own code has no file any more, so that a reader of its objects
+// Maps the file that its argument names, readable and executable, and makes the dynamic linker's list of objects point
+// to an unread page of the file. A part of the program's code has no file any more, so that a reader of its objects
 // follows the list.
 //
 // build: gcc -O1 -o $OUT $SRC
@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
     fflush(stdout);
     char line[16];
     int failed = fgets(line, sizeof line, stdin) == NULL;
-    // The linker follows the list at the end.
+    // The dynamic linker follows the list at exit.
     _r_debug.r_map = first;
     return failed;
 }

@@ -1,9 +1,9 @@
-// A file system of one file, as a user's program may serve it: it answers until it gets a line on its standard input, and
-// then never again, so that whoever asks for anything waits. It never answers a request to write. Run by root:
+// A file system of one file, as a user's program may serve it: it answers until it gets a line on its standard input.
+// Later requests get no answer, so that all callers wait. It never answers a request to write. Run by root:
 //
 //     serves_a_file_until_told FOLDER FILE USER
 //
-// FOLDER/file then has the contents of FILE, on behalf of the user USER.
+// FOLDER/file then has the contents of FILE; the user USER serves it.
 //
 // build: gcc -g -O1 -Wall -o $OUT $SRC
 #define _GNU_SOURCE
@@ -34,7 +34,7 @@ static void check(int failed, const char *what) {
 static void answer(const struct fuse_in_header *request, int error, const void *body, size_t length) {
     struct fuse_out_header header = {.len = sizeof header + length, .error = -error, .unique = request->unique};
     struct iovec parts[2] = {{&header, sizeof header}, {(void *)body, length}};
-    // ENOENT: whoever asked has been interrupted.
+    // ENOENT: the caller was interrupted.
     check(writev(device, parts, 2) < 0 && errno != ENOENT, "answering");
 }
 
@@ -84,7 +84,7 @@ static void serve(char *bytes) {
     case FUSE_FORGET:
     case FUSE_BATCH_FORGET:
     case FUSE_INTERRUPT:
-    // A process that writes to the file waits.
+    // Gets no answer: a process that writes to the file waits.
     case FUSE_WRITE: break;
     default: answer(request, ENOSYS, NULL, 0);
     }
@@ -112,13 +112,13 @@ int main(int argc, char **argv) {
             if (length < 0 && errno == ENODEV)
                 return 0;
             check(length < 0 && errno != ENOENT && errno != EINTR, "reading a request");
-            // A request that has been read and gets no answer cannot be ended by a signal either.
+            // A signal cannot end a call whose request was read and gets no answer.
             if (length > 0 && answers)
                 serve(bytes);
         }
         if (waits[1].revents) {
             char line[16];
-            // At the end of its input it ends, and everybody who waits gets an error.
+            // At the end of its input the server ends, and all waiting callers get an error.
             if (read(STDIN_FILENO, line, sizeof line) <= 0)
                 return 0;
             answers = 0;
