@@ -1,4 +1,4 @@
-//! Files of which not all lies in huge folios, or does not stay there: by direct writes, by reclaim, and under many
+//! Files that are only partly in huge folios, or not for long: after direct writes, after reclaim, and with many
 //! compilers at once.
 
 use crate::files::{own_copy, own_copy_of};
@@ -25,7 +25,7 @@ pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
     ]
 }
 
-/// Writes what is there once more past the page cache, which makes that block of the file small.
+/// Writes the same contents past the page cache, which puts that block of the file into small folios.
 fn write_directly(t: &Context, path: &Path, offset: u64) -> Result<()> {
     let block = t.folder().join("block");
     let at = |name: &str| format!("{name}={}", offset >> 12);
@@ -37,7 +37,7 @@ fn write_directly(t: &Context, path: &Path, offset: u64) -> Result<()> {
         dd.args(["bs=4096", "count=1", "conv=notrunc", &word, flags]);
         t.run(dd)?.success()?;
     }
-    // What is read again afterwards lies in small folios.
+    // The kernel reads the block again into small folios.
     let file = File::open(path)?;
     posix_fadvise(&file, offset as i64, 4096, PosixFadviseAdvice::POSIX_FADV_WILLNEED)?;
     Ok(())
@@ -53,7 +53,7 @@ fn sources(report: &Path) -> Result<Vec<String>> {
     Ok(sources)
 }
 
-/// Blocks that a direct write has made small are shown by an image, the others by the file.
+/// Blocks that a direct write has made small come from an image, the others from the file.
 fn with_image(t: &Context) -> Result<()> {
     let (path, store) = (own_copy(t, "fixed_address_executable")?, TestStore::of(t, "128M")?);
     let first = start(t, &["--pages", "file"], &path)?;
@@ -77,7 +77,7 @@ fn with_image(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// An image is made where the file lies in small folios, and only there: it takes memory and time.
+/// An image is made only for the parts of the file in small folios, since it takes memory and time.
 fn without_image(t: &Context) -> Result<()> {
     let (path, store) = (own_copy(t, "fixed_address_executable")?, TestStore::of(t, "128M")?);
     // By itself, images are made only of files that were written a day ago.
@@ -108,7 +108,7 @@ MADV_PAGEOUT = 21
 result = ctypes.CDLL(None, use_errno=True).syscall(440, descriptor, part, ctypes.c_ulong(1), MADV_PAGEOUT, 0)
 assert result == int(sys.argv[3]), os.strerror(ctypes.get_errno())";
 
-/// Takes the read-only memory of a process away as a shortage of memory does.
+/// Reclaims the read-only memory of a process, as under a shortage of memory.
 fn reclaim(t: &Context, session: &Session, path: &Path) -> Result<()> {
     for usage in &View::of(session.pid())?.usages {
         let mapping = &usage.mapping;
@@ -123,7 +123,7 @@ fn reclaim(t: &Context, session: &Session, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The program reads its file again, and works; once the file is prepared anew, so is what starts next.
+/// The program reads its file again, and works; the next start prepares the file again.
 fn reclaimed(t: &Context) -> Result<()> {
     let path = own_copy(t, "fixed_address_executable")?;
     let session = start(t, &["--pages", "file", "--lift", "text,rodata"], &path)?;
@@ -139,7 +139,7 @@ fn reclaimed(t: &Context) -> Result<()> {
     end(next)
 }
 
-/// Eight at a time, all from one file that the first of them prepares; each writes what a plain one writes.
+/// Runs eight compilers at a time from one file, which the first prepares; each output equals that of a plain run.
 fn compilers(t: &Context) -> Result<()> {
     let found = t.run({
         let mut gcc = Command::new("gcc");

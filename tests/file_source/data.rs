@@ -25,7 +25,7 @@ pub fn tests(needs: impl Fn() -> Vec<Need>) -> Vec<Test> {
 }
 
 fn data_file(t: &Context) -> Result<PathBuf> {
-    // The file needs free memory in pieces of a huge page.
+    // The file needs free memory in blocks of the size of a huge page.
     fs::write("/proc/sys/vm/compact_memory", "1")?;
     let path = t.folder().join("data");
     let bytes: Vec<u8> = (0..BLOCKS * default_huge_page()?.bytes()).map(|at| (at / 512 + at) as u8).collect();
@@ -42,7 +42,7 @@ fn start(t: &Context, path: &Path) -> Result<Session> {
     Ok(session)
 }
 
-/// The mappings of the file, in the order of the program: the kernel places each below the one before.
+/// The mappings of the file, in the order of the program: the kernel places each below the previous one.
 fn mappings(session: &Session, path: &Path) -> Result<Vec<MappingUsage>> {
     let mut all = View::of(session.pid())?.usages;
     all.retain(|usage| usage.mapping.path().map(Path::new) == Some(path));
@@ -61,7 +61,7 @@ fn pagelift(t: &Context, words: &[&str]) -> Result<Output> {
     t.run(t.pagelift(words)?)?.success()
 }
 
-/// Bytes that each of the shared and private mappings for reading, and all others, have on huge pages.
+/// Bytes on huge pages: of the shared mapping for reading, of the private one, and of all others.
 fn huge(session: &Session, path: &Path) -> Result<[u64; 3]> {
     let mut found = [0; 3];
     for usage in mappings(session, path)? {
@@ -73,7 +73,7 @@ fn huge(session: &Session, path: &Path) -> Result<[u64; 3]> {
     Ok(found)
 }
 
-/// A page that a debugger has written to keeps its block, and all others are huge.
+/// A block with a page that a debugger has written is not changed, and all others are huge.
 fn lifted(t: &Context) -> Result<()> {
     let (path, size) = (data_file(t)?, default_huge_page()?.bytes());
     let (name, whole) = (path.display().to_string(), BLOCKS * size);

@@ -10,12 +10,12 @@ use std::process::Command;
 use std::time::Duration;
 use test_support::{Context, Program, Session, copy_program, hold};
 
-/// A file of its own, which nobody else maps: a copy of a program, written to the disk.
+/// A copy of a program, written to the disk, which no other process maps.
 pub fn own_copy(t: &Context, program: &str) -> Result<PathBuf> {
     own_copy_of(t, &Program::named(&format!("start/{program}.c"))?.build()?, program)
 }
 
-/// A copy of any program under a name of its own.
+/// A copy of any program under this name.
 pub fn own_copy_of(t: &Context, program: &Path, name: &str) -> Result<PathBuf> {
     let copy = t.folder().join(name);
     copy_program(t, program, &copy)?;
@@ -24,8 +24,8 @@ pub fn own_copy_of(t: &Context, program: &Path, name: &str) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// Brings files into huge folios, and keeps them there as long as the sessions last. Reclaim may drop what nobody maps between
-/// the two, so that both are made again until so many percent of each are huge.
+/// Brings files into huge folios, and keeps them there as long as the sessions last. Reclaim may drop unmapped files
+/// between these steps, so both are repeated until this percentage of each file is huge.
 pub fn prepared(t: &Context, paths: &[PathBuf], percent: u64) -> Result<Vec<Session>> {
     let command = |words: &[&str]| -> Result<String> {
         let mut command = t.pagelift(words)?;
@@ -50,7 +50,7 @@ const DISABLE: &str = "import ctypes, os, sys
 assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0
 os.execv(sys.argv[1], sys.argv[1:])";
 
-/// The command, executed with PR_SET_THP_DISABLE, which an exec keeps.
+/// The command, executed under PR_SET_THP_DISABLE, which an exec keeps.
 pub fn of_command_without_huge_pages(command: &Command) -> Command {
     let mut disabled = Command::new("python3");
     disabled.args([OsStr::new("-c"), OsStr::new(DISABLE), command.get_program()]).args(command.get_args());
@@ -63,7 +63,7 @@ pub fn of_command_without_huge_pages(command: &Command) -> Command {
     disabled
 }
 
-/// The program, executed so.
+/// The program, executed under PR_SET_THP_DISABLE.
 pub fn without_huge_pages(path: &Path) -> Command {
     of_command_without_huge_pages(&Command::new(path))
 }

@@ -1,5 +1,5 @@
-//! Programs that are lifted from the page cache of their own files: at the start and while they run. Nothing is copied, and
-//! nothing that the program has written is lost.
+//! Programs that are lifted from the page cache of their own files: at the start and while they run. Nothing is copied,
+//! and no write of the program is lost.
 
 mod changes;
 mod data;
@@ -49,7 +49,8 @@ fn main() -> ExitCode {
     main_of(tests)
 }
 
-/// What the kernel maps by huge pages of the page cache, and what it could, of the read-only mappings of a file.
+/// Bytes of a file's read-only mappings that the kernel maps by huge pages of the page cache, and bytes that it could
+/// map so.
 fn from_file(view: &View, path: &Path, size: PageSize) -> (u64, u64) {
     let own = view.usages.iter().filter(|usage| {
         let mapping = &usage.mapping;
@@ -61,8 +62,8 @@ fn from_file(view: &View, path: &Path, size: PageSize) -> (u64, u64) {
     })
 }
 
-/// All that can be is on huge pages of the file, four MiB of code and four of constants at the least less what the base
-/// costs; and the program holds no copy of it.
+/// Checks that all whole blocks are on huge pages of the file, at least 8 MiB of code and constants, and that the
+/// program has no copies.
 fn check_all_from_file(session: &Session, path: &Path) -> Result<()> {
     let view = View::of(session.pid())?;
     let (huge, whole) = from_file(&view, path, default_huge_page()?);
@@ -98,7 +99,7 @@ fn run(t: &Context, program: &str, pages: &str) -> Result<()> {
         let session = start(t, &options, &path)?;
         check_all_from_file(&session, &path)?;
         session.wait_for_stderr("file")?;
-        // Until the second start has found it.
+        // Held until the second start has found it.
         held.push(hold(t, &path)?);
         end(session)?;
         let report = fs::read_to_string(report)?;
@@ -114,7 +115,7 @@ fn not_prepared(t: &Context) -> Result<()> {
     session.wait_for_stderr("nothing lifted: its file is not in huge folios of the page cache")?;
     session.wait_for_stderr("pagelift cache prepare")?;
     end(session)?;
-    // --require makes an error of it, before the program has run.
+    // With --require this is an error, before the program has run.
     let options = ["--pages", "file", "--prepare", "never", "--lift", "text,rodata", "--require"];
     let output = t.run(t.lifted(&options, &Command::new(&path))?)?;
     ensure!(output.ending == Ending::Exit(125) && !output.stdout.contains("ready"), "{output:?}");
@@ -156,7 +157,7 @@ fn at_low_costs(command: &Command) -> Command {
     cheap
 }
 
-/// A start does exactly the lift that `inspect`, `doctor` and a dry run report, in each state of the file.
+/// A start does exactly the lift that `inspect`, `doctor` and a dry run predict, in each state of the file.
 fn foreseen(t: &Context) -> Result<()> {
     let mut table = String::new();
     for (number, (state, options)) in STATES.into_iter().enumerate() {
@@ -253,9 +254,9 @@ fn shared(t: &Context) -> Result<()> {
     sessions.into_iter().try_for_each(end)
 }
 
-/// The program, started so that the kernel maps its file by ordinary pages although it lies in huge folios.
+/// Starts the program so that the kernel maps its file by ordinary pages, although the file is in huge folios.
 fn start_on_ordinary_pages(t: &Context, path: &Path) -> Result<Session> {
-    // A start takes half a second for it at most, this as long as a busy disk needs.
+    // A start prepares for at most half a second, this command for as long as a busy disk needs.
     t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success()?;
     let first = start(t, &["--pages", "file"], path)?;
     check_all_from_file(&first, path).with_context(|| first.stderr_so_far())?;
@@ -280,7 +281,7 @@ fn attach(t: &Context) -> Result<()> {
     for _ in 0..3 {
         attach_to(t, &session)?;
         check_all_from_file(&session, &path)?;
-        // The file is shown where it was shown before: there is nothing to put back.
+        // The file is mapped as before: there is nothing to restore.
         let output = t.run(t.pagelift(&["detach", &session.pid().to_string()])?)?.success()?;
         ensure!(output.stderr.contains("is lifted"), "{}", output.stderr);
     }
@@ -307,7 +308,7 @@ fn replaced(t: &Context) -> Result<()> {
     end(session)
 }
 
-/// A debugger writes into the program's code, which makes the page the process's own.
+/// A debugger writes into the program's code, which makes the page private to the process.
 fn written_to(t: &Context) -> Result<()> {
     let path = own_copy(t, "fixed_address_executable")?;
     let session = start_on_ordinary_pages(t, &path)?;
@@ -349,7 +350,7 @@ fn preloaded(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Huge pages that are disabled before the exec stay so in what `run` starts.
+/// If huge pages were disabled before the exec, they stay disabled in the program that `run` starts.
 fn disabled(t: &Context) -> Result<()> {
     let path = own_copy(t, "fixed_address_executable")?;
     let first = start(t, &["--pages", "file"], &path)?;

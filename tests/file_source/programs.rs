@@ -1,5 +1,5 @@
-//! What programs do to memory that shows huge folios of their own file: they discard it, fork, are probed and debugged, and
-//! real programs work.
+//! Programs on huge folios of their own file: they discard memory, fork, are probed and debugged, and real programs
+//! work.
 
 use crate::files::{own_copy_of, prepared};
 use crate::{from_file, start};
@@ -21,7 +21,7 @@ const CHROMIUM: &str = "/usr/lib/chromium";
 const POSTGRES: &str = "/usr/lib/postgresql";
 const LONG: Duration = Duration::from_secs(300);
 
-/// What every start here asks for.
+/// Options of every start here.
 const FROM_THE_FILE: [&str; 4] = ["--pages", "file", "--lift", "text,rodata"];
 
 pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
@@ -48,12 +48,13 @@ fn built(t: &Context, source: &str) -> Result<PathBuf> {
     own_copy_of(t, &program.build()?, &program.name())
 }
 
-/// Checks that a command prints lifted what it prints plain, and that what can be is huge pages of the file.
+/// Checks that a command's output is the same plain and lifted, and that all possible parts are on huge pages of the
+/// file.
 fn works_as_plain(t: &Context, command: &Command, input: &str) -> Result<()> {
     works_as_plain_on(t, command, input, None)
 }
 
-/// Like [`works_as_plain`], for the pages of another file than the program's own.
+/// Like [`works_as_plain`], but checks the pages of a library if one is given.
 fn works_as_plain_on(t: &Context, command: &Command, input: &str, library: Option<&Path>) -> Result<()> {
     let run = |command: Command, look: bool| -> Result<String> {
         let mut session = t.session_within(command, LONG)?;
@@ -76,7 +77,7 @@ fn works_as_plain_on(t: &Context, command: &Command, input: &str, library: Optio
     Ok(())
 }
 
-/// Every part of the file that agrees with huge pages is on them.
+/// Checks that all whole blocks of the executable are on huge pages of its file.
 fn is_on_its_file(session: &Session) -> Result<()> {
     let view = View::of(session.pid())?;
     let object = view.executable()?;
@@ -84,7 +85,7 @@ fn is_on_its_file(session: &Session) -> Result<()> {
     view.check_read_only_contents(object)
 }
 
-/// Reading from outside is a touch, too.
+/// Like [`is_on`], after a read from outside, which maps the pages, too.
 fn is_on_once_read(session: &Session, path: &Path) -> Result<()> {
     let view = View::of(session.pid())?;
     let object = view.objects.iter().find(|object| Path::new(&object.path) == path).context("not loaded")?;
@@ -98,7 +99,7 @@ fn is_on(view: &View, path: &Path, session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// The page cache has it again, as for a plain program.
+/// A discarded page is read from the page cache again, as in a plain program.
 fn discarded(t: &Context) -> Result<()> {
     let path = built(t, "attach/discards_read_only_data.c")?;
     let mut session = start(t, &FROM_THE_FILE, &path)?;
@@ -112,7 +113,8 @@ fn discarded(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// madvise, mlock and mprotect answer as they do to a plain program, and what is discarded is the file's again.
+/// madvise, mlock and mprotect have the same results as in a plain program, and discarded pages have the file's
+/// contents.
 fn changed(t: &Context) -> Result<()> {
     works_as_plain(t, &Command::new(built(t, "file_source/changes_its_own_mappings.c")?), "go on\n")
 }
@@ -131,7 +133,7 @@ fn offset_of(path: &Path, symbol: &str) -> Result<u64> {
     ElfImage::parse(&file[..])?.offset_of_address(Address(address)).context("the symbol is not in the file")
 }
 
-/// The program that calls the function, on its file.
+/// Starts the program that calls the function, on huge pages of its file.
 fn spinning(t: &Context) -> Result<(PathBuf, Session)> {
     let path = built(t, "file_source/spins_in_large_code.c")?;
     let session = start(t, &FROM_THE_FILE, &path)?;
@@ -145,7 +147,7 @@ fn done(session: Session) -> Result<()> {
     Ok(())
 }
 
-/// A page with a probe is the process's own: the kernel splits that one huge page.
+/// A page with a probe is private to the process: the kernel splits only that huge page.
 fn probed(t: &Context) -> Result<()> {
     let (path, mut session) = spinning(t)?;
     let probe = Uprobe::new(t, &path, offset_of(&path, FUNCTION)?)?;
@@ -197,7 +199,7 @@ fn node(t: &Context) -> Result<()> {
     works_as_plain(t, &command, "go on\n")
 }
 
-/// The launcher loads the virtual machine after its entry: the dynamic linker alone places that.
+/// The launcher loads the virtual machine after its entry: only the dynamic linker chooses its address.
 fn java(t: &Context) -> Result<()> {
     let launcher = fs::canonicalize("/usr/bin/java")?;
     let home = launcher.parent().and_then(Path::parent).context("no folder")?;
@@ -208,7 +210,8 @@ fn java(t: &Context) -> Result<()> {
     works_as_plain_on(t, &command, "go on\n", Some(&library))
 }
 
-/// Checks that a command which ends by itself prints lifted what it prints plain, with so many bytes on huge pages of files.
+/// Checks that a command that ends by itself has the same output plain and lifted, with at least this many bytes on
+/// huge pages of files.
 fn ends_as_plain(t: &Context, command: &Command, least: u64) -> Result<()> {
     let report = t.folder().join("report");
     let path = report.to_string_lossy();
@@ -235,11 +238,11 @@ fn ends_as_plain(t: &Context, command: &Command, least: u64) -> Result<()> {
     Ok(())
 }
 
-/// Nearly all of it is in two libraries, which the dynamic linker places.
+/// Nearly all code is in two libraries, whose addresses the dynamic linker chooses.
 fn rustc(t: &Context) -> Result<()> {
     let printed = Command::new("rustc").args(["--print", "sysroot"]).output()?;
     let sysroot = PathBuf::from(String::from_utf8(printed.stdout)?.trim());
-    // The toolchain's own files are mapped by whatever compiles.
+    // Other compilations map the toolchain's own files.
     let home = t.folder().join("toolchain");
     fs::create_dir_all(home.join("bin"))?;
     let mut copy = Command::new("sh");
@@ -251,12 +254,12 @@ fn rustc(t: &Context) -> Result<()> {
     let libraries: Vec<PathBuf> = libraries.collect();
     let _held = prepared(t, &libraries, 50)?;
     let mut command = Command::new(home.join("bin/rustc"));
-    // cargo names the toolchain's own libraries to what it runs.
+    // cargo sets this to the toolchain's own libraries.
     command.arg("-vV").env_remove("LD_LIBRARY_PATH");
     ends_as_plain(t, &command, 64 << 20)
 }
 
-/// Its code and its read-only data are out of step with each other: a base serves the code. Its children are copies of a
+/// No base suits both Chromium's code and its read-only data: the base suits the code. Its children are forks of a
 /// process that it executes, and it has sandboxes, threads and its own allocator.
 fn chromium(t: &Context) -> Result<()> {
     let home = t.folder().join("chromium");
@@ -292,7 +295,7 @@ fn postgres(t: &Context) -> Result<()> {
     ends_as_plain(t, &command, 2 << 20)
 }
 
-/// A compiler of one's own, small in the page cache, and a file for it.
+/// A copy of a compiler, in small folios of the page cache, and a source file.
 fn compiler(t: &Context) -> Result<(PathBuf, PathBuf)> {
     let printed = Command::new("g++").arg("-print-prog-name=cc1plus").output()?;
     let original = PathBuf::from(String::from_utf8(printed.stdout)?.trim());
@@ -317,7 +320,7 @@ fn same(t: &Context, one: &str, other: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is executed is not known before, and small in the page cache until then.
+/// The executed program is not known at the start, and its file is in small folios until then.
 fn followed(t: &Context) -> Result<()> {
     let (compiler, source) = compiler(t)?;
     let plain = driver(&compiler, &source, &t.folder().join("plain.s"));

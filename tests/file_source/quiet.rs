@@ -1,4 +1,4 @@
-//! Starts of which nobody wants to hear: what the kernel maps by huge pages by itself is not traced.
+//! Quiet starts: a program that the kernel maps by huge pages by itself is not traced.
 
 use crate::files::{own_copy, prepared};
 use crate::{check_all_from_file, end, start};
@@ -14,7 +14,7 @@ const QUIET: [&str; 5] = ["-q", "--pages", "file", "--lift", "text,rodata"];
 /// Moments at which a helper is killed; each is tried twice.
 const KILLS: u32 = 40;
 
-/// Their addresses agree with their offsets wherever the kernel puts them.
+/// Programs whose addresses agree with their offsets wherever the kernel maps them.
 const CONGRUENT: [&str; 2] = ["fixed_address_executable", "segments_aligned_to_huge_pages"];
 
 pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
@@ -33,7 +33,8 @@ pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
     tests
 }
 
-/// Requests to trace that the start of a program makes, and the program, which has said that it is ready.
+/// Starts a program under strace. Returns it once it is ready, and the calls of the start for tracing and new
+/// processes.
 fn traced(t: &Context, command: &Command) -> Result<(Session, String)> {
     let log = t.folder().join("strace.log");
     // The tracer is a grandchild, so that the program has the number of the process that was started.
@@ -57,7 +58,7 @@ fn untraced(t: &Context, program: &str) -> Result<()> {
     end(session)
 }
 
-/// Under the tracer above, a start that needs one is refused.
+/// A start with output tries to seize the program; here strace already traces it, so the attempt fails.
 fn told(t: &Context) -> Result<()> {
     let path = own_copy(t, CONGRUENT[0])?;
     let (session, calls) = traced(t, &t.lifted(&QUIET[1..], &Command::new(&path))?)?;
@@ -79,7 +80,7 @@ fn moved(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What the process has of the vDSO that is not the kernel's.
+/// Size of the private copies of vDSO pages.
 fn copied_of_vdso(session: &Session) -> Result<String> {
     let smaps = fs::read_to_string(format!("/proc/{}/smaps", session.pid()))?;
     let (_, of_vdso) = smaps.split_once("[vdso]").context("no vDSO")?;
@@ -97,7 +98,7 @@ fn killed(t: &Context) -> Result<()> {
         let tracer = || process_field(session.pid(), "TracerPid").and_then(|tracer| tracer.parse().ok()).unwrap_or(0);
         let said = || session.stdout_so_far().contains("ready");
         while tracer() == 0 && !said() {}
-        // One that has done its work leaves nothing to be killed.
+        // If the helper has done its work, there is none to kill.
         for _ in 0..round % KILLS {
             tracer();
         }
@@ -125,7 +126,7 @@ fn soon_over(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Reading from outside is a touch, too.
+/// Checks the pages after a read from outside, which maps them, too.
 fn is_all_of_file_once_read(session: &Session, path: &std::path::Path) -> Result<()> {
     let view = View::of(session.pid())?;
     view.check_read_only_contents(view.executable().context("no executable")?)?;

@@ -1,4 +1,4 @@
-// Says that it is ready, waits for a line, and works.
+// Prints that it is ready, waits for a line, and works.
 import java.util.Scanner;
 
 public class Waits {

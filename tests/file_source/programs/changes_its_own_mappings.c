@@ -1,5 +1,5 @@
-// Advises, locks, protects and writes to its own code and constants in every way, a page, a huge page and several of them at
-// a time, and says what the kernel answers and whether all of it holds what its file holds.
+// Advises, locks, protects and writes its own code and constants in every way: one page, one huge page, or several huge
+// pages at a time. Prints the kernel's results, and whether the contents equal the file's.
 //
 // build: gcc -g -O1 -fno-pie -no-pie -o $OUT $SRC
 #define _GNU_SOURCE
@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Of 2 MiB on every machine that these tests run on; elsewhere the blocks are only larger or smaller than a huge page. */
+/* 2 MiB on all tested machines; on others the blocks are just larger or smaller than a huge page. */
 #define HUGE (2ul << 20)
 
 struct part {
@@ -74,7 +74,7 @@ static void protect(const struct part *part) {
     if (signal == 0)
         (void)*(volatile char *)(part->start + part->bytes / 2);
     printf("%s: a read of PROT_NONE: %s\n", part->name, signal ? sigabbrev_np(signal) : "no signal");
-    /* The first of the two is followed by a protection that lets the sum be read. */
+    /* Another protection follows PROT_NONE, so that the sum can be read. */
     result |= mprotect(part->start, part->bytes, PROT_READ);
     report(part, "PROT_NONE, PROT_READ", result);
     result = mprotect(part->start, part->bytes, PROT_READ | PROT_WRITE);

@@ -1,5 +1,5 @@
-// Has a USDT probe with a semaphore among large data, with a note as by sys/sdt.h of SystemTap. For each line of input it
-// executes the probe ten times and prints the semaphore.
+// Has a USDT probe with a semaphore among large data, declared by a note as in SystemTap's sys/sdt.h. For each line of
+// input it executes the probe ten times and prints the semaphore.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -fPIE -pie -o $OUT $SRC
 #define DATA_BYTES 8388608

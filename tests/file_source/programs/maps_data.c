@@ -1,5 +1,5 @@
-// Maps the data file that its argument names by ordinary pages, in four ways: shared and private for reading, shared for
-// writing, and one page ahead of its offsets. After a line of input it compares all of them with the file.
+// Maps the data file of its argument by ordinary pages, in four ways: shared and private for reading, shared for
+// writing, and one page ahead of its offsets. After a line of input it compares all mappings with the file.
 //
 // build: gcc -g -O1 -Wall -o $OUT $SRC
 #define _GNU_SOURCE
@@ -28,7 +28,7 @@ static char *map(int file, int protection, int flags, size_t ahead) {
     need(mmap(at, length, protection, flags | MAP_FIXED, file, 0) == at, "mmap");
     need(!madvise(at, length, MADV_NOHUGEPAGE), "MADV_NOHUGEPAGE");
     for (size_t page = 0; page < length; page += 4096) (void)*(volatile char *)(at + page);
-    // Only its page tables stay.
+    // Only the small page tables stay.
     need(!madvise(at, length, MADV_HUGEPAGE), "MADV_HUGEPAGE");
     return at;
 }

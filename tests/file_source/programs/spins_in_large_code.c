@@ -1,4 +1,4 @@
-// Calls a function amid large code until its input ends, and for half a second of CPU time at the least.
+// Calls a function in the middle of large code until its input ends, for at least half a second of CPU time.
 //
 // build: gcc -g -O1 -fno-toplevel-reorder -fPIE -pie -o $OUT $SRC
 #include "ready.h"
@@ -21,7 +21,7 @@ int main(void) {
     ready();
     long sum = 0;
     struct pollfd input = {.fd = 0, .events = POLLIN};
-    alarm(200); /* should nobody end it */
+    alarm(200); /* in case nothing else ends it */
     while (clock() < CLOCKS_PER_SEC / 2 || poll(&input, 1, 0) == 0) sum += spin_amid_code(100000);
     printf("done %d\n", sum != 0);
     return 0;
