@@ -1,4 +1,4 @@
-//! `--heap`: correct memory whatever it stands on, forks that no empty pool kills, nothing left in children's
+//! `--heap`: correct memory on every kind of page, forks that survive an empty pool, no variable left in children's
 //! environments, and huge pages by the way that fits each allocator.
 
 use anyhow::{Context as _, Result, ensure};
@@ -38,7 +38,7 @@ fn run(t: &Context, program: &str, arguments: &[&str], options: &[&str]) -> Resu
     Ok(output)
 }
 
-/// `--heap=` with the pool's page size, and so much reserve.
+/// `--heap=` with the pool's page size, and `--heap-reserve=`.
 fn on_pool(mebibytes: u64) -> Result<[String; 2]> {
     let page = default_huge_page()?;
     Ok([format!("--heap={}", page.bytes()), format!("--heap-reserve={}", mebibytes * MIB)])
@@ -49,7 +49,7 @@ fn on_pool_run(t: &Context, program: &str, arguments: &[&str], mebibytes: u64) -
     run(t, program, arguments, &options.each_ref().map(String::as_str))
 }
 
-/// How long the torture is: `PAGELIFT_TORTURE` multiplies it.
+/// Number of operations of the torture: `PAGELIFT_TORTURE` multiplies it.
 fn operations(usual: u64) -> String {
     let times = std::env::var("PAGELIFT_TORTURE").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(1);
     (usual * times).to_string()
@@ -99,7 +99,7 @@ fn whole_pool_is_free(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The kernel takes rings of io_uring down, and lets go of pages they know, after their process has ended.
+/// The kernel destroys rings of io_uring, and releases their pages, only after their process has ended.
 fn whole_pool_becomes_free(t: &Context) -> Result<()> {
     poll_until(Duration::from_secs(10), "a free pool", || whole_pool_is_free(t).is_ok())?;
     whole_pool_is_free(t)
@@ -138,7 +138,7 @@ fn forks() -> Vec<Test> {
     };
     vec![
         forks("thp", "3", gcc()),
-        // All of the pool is taken: a fork that kept to it would kill parent or child at their next write.
+        // The whole pool is taken: if the heap stayed on it, a fork would kill parent or child at their next write.
         forks("pool", "0", pool_of(200)),
         forks("pool", "3", pool_of(200)),
         test_case("threads_that_block_signals/pool", pool_of(100), |t| {
@@ -171,14 +171,14 @@ fn forks() -> Vec<Test> {
             on_pool_run(t, "forks_below_a_librarys_lock.c", &["300"], 64).map(drop)
         }),
         test_case("no_write_is_lost/pool", pool_of(120), |t| {
-            // A process leaves the pool once. Where other threads were not stopped, two in three lost a write.
+            // A process leaves the pool once. Without a stop of the other threads, two of three processes lost a write.
             for _ in 0..12 {
                 on_pool_run(t, "writes_while_the_pool_is_left.c", &[], 120)?;
             }
             whole_pool_is_free(t)
         }),
         test_case("no_read_is_lost/room_in_the_pool", pool_of(120), |t| {
-            // 30 MiB are used; what else was taken goes back to the pool for the copies.
+            // 30 MiB are used; the rest of the taken pages returns to the pool for the copies.
             let output = on_pool_run(t, "reads_while_it_forks.c", &["10", "20"], 120)?;
             ensure!(output.stdout == "0 of 10 forks refused\n", "{}{}", output.stdout, output.stderr);
             whole_pool_becomes_free(t)
@@ -237,7 +237,7 @@ fn redis_needs() -> Vec<Need> {
     commands.into_iter().chain([Need::Pool(120 * MIB), Need::Thp]).collect()
 }
 
-/// A script of the shell with `$RUN`, the words before a program; what it prints.
+/// Runs a shell script in which `$RUN` starts a lifted program. Returns its output.
 fn script(t: &Context, options: &[&str], text: &str) -> Result<String> {
     let lifted = t.lifted(options, &Command::new("PROGRAM"))?;
     let words = lifted.get_args().map(|word| word.to_string_lossy().into_owned());
@@ -251,8 +251,8 @@ fn script(t: &Context, options: &[&str], text: &str) -> Result<String> {
     Ok(output.stdout + &output.stderr)
 }
 
-/// redis forks to save; beside its own threads there is one of jemalloc's, which blocks all signals. What is saved is
-/// what a plain server reads.
+/// redis forks to save; jemalloc adds a thread that blocks all signals. A plain server reads the same data from the
+/// saved file.
 fn redis_saves_from_the_pool(t: &Context) -> Result<()> {
     let options = on_pool(120)?;
     let said = script(
@@ -292,8 +292,8 @@ fn limit_needs() -> Vec<Need> {
 const MEMORY_CONTROLLER: &str = "folder=/sys/fs/cgroup/memory; limit=memory.limit_in_bytes
         [ -d $folder ] || { folder=/sys/fs/cgroup; limit=memory.max; }";
 
-/// Leaving the pool takes memory that a cgroup counts: where its limit is too low for that, the fork is refused and
-/// nothing is killed.
+/// Leaving the pool needs memory that a cgroup counts: if its limit is too low, the fork is refused and no process is
+/// killed.
 fn a_fork_beyond_a_limit(t: &Context) -> Result<()> {
     let options = on_pool(120)?;
     let program = Program::named("heap/forks_with_a_filled_heap.c")?.build()?;
@@ -320,7 +320,7 @@ fn a_fork_beyond_a_limit(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// As in a container, whose mount of the hierarchy begins at its own cgroup: the limit of a cgroup inside of that counts.
+/// As in a container, whose cgroup mount begins at its own cgroup: the limit of an inner cgroup applies.
 fn a_fork_beyond_an_inner_limit(t: &Context) -> Result<()> {
     let options = on_pool(120)?;
     let program = Program::named("heap/forks_with_a_filled_heap.c")?.build()?;
@@ -350,7 +350,7 @@ fn a_fork_beyond_an_inner_limit(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of anonymous huge pages of a process that waits after `ready`, once it has some.
+/// Waits until a process that has printed `ready` has at least this many bytes on anonymous huge pages.
 fn becomes_huge(t: &Context, program: &Command, options: &[&str], least: u64) -> Result<()> {
     let mut session = t.session(t.lifted(options, program)?)?;
     session.wait_for_line("ready")?;
@@ -418,7 +418,7 @@ fn attach_collapses_a_heap(t: &Context, words: &[&str]) -> Result<()> {
     ensure!(output.stderr.contains("anonymous memory on huge pages"), "{}", output.stderr);
     let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&report)?)?;
     let bytes = |moment: &str| json["heap"][moment]["huge"].as_u64().with_context(|| format!("no heap: {json}"));
-    // Both ends of what the heap consists of fill no whole huge page.
+    // The two ends of the heap fill no whole huge page.
     ensure!(bytes("before")? == 0 && bytes("after")? >= 56 * MIB, "{json}");
     session.send("\n")?;
     let output = session.finish()?;
@@ -426,7 +426,7 @@ fn attach_collapses_a_heap(t: &Context, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What `env` prints under these options, line by line.
+/// The output of a command under these options, line by line.
 fn environment_of(t: &Context, command: &mut Command, options: &[&str]) -> Result<Vec<String>> {
     let output = t.run(t.lifted(options, command)?)?.success()?;
     Ok(output.stdout.lines().map(str::to_owned).collect())
@@ -448,12 +448,12 @@ fn environment() -> Vec<Test> {
                 "grep -c hg /proc/self/smaps; env | grep -c ^PAGELIFT_HEAP=; exec tail -c1 /proc/self/smaps >/dev/null";
             shell.args(["-c", maps]);
             let lines = environment_of(t, &mut shell, &[&THP[..], &["--only", "grep"]].concat())?;
-            // grep's own memory is advised; nobody else gets the order.
+            // grep's own memory is advised; no other program gets the variable.
             ensure!(lines.len() == 2 && lines[0] != "0" && lines[1] == "0", "{lines:?}");
             Ok(())
         }),
         test_case("only_means_links_too", gcc(), |t| {
-            // As redis-server is a link to redis-check-rdb.
+            // For example, redis-server is a link to redis-check-rdb.
             let link = t.folder().join("looks_for_it");
             let mut which = Command::new("sh");
             which.args(["-c", "readlink -f $(command -v grep)"]);
@@ -479,7 +479,7 @@ fn environment() -> Vec<Test> {
     ]
 }
 
-/// A command with the preloaded heap in its environment, and these words for it.
+/// Adds the preloaded heap, with these options, to a command's environment.
 fn with_words(command: &mut Command, words: &str) -> Result<()> {
     let library = pagelift_binary()?.with_file_name("libpagelift_heap.so");
     ensure!(library.exists(), "no {}; build it with `cargo build --release`", library.display());
@@ -487,7 +487,7 @@ fn with_words(command: &mut Command, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a shell's command writes, both ways, with these words in its environment.
+/// Standard output and standard error of a shell command with the preloaded heap and these options.
 fn said_with(t: &Context, words: &str, text: &str) -> Result<String> {
     let mut shell = Command::new("sh");
     shell.args(["-c", text]);
@@ -521,7 +521,7 @@ fn from_inside() -> Vec<Test> {
             for heap in ["thp", "auto"] {
                 let said = said_with(t, &format!("heap={heap} only=grep lift=text quiet"), huge)?;
                 let lines: Vec<&str> = said.lines().collect();
-                // grep's own memory is advised, sed's is not, and the variables stay for programs that are named.
+                // grep's own memory is advised, sed's is not, and the variables stay for the named programs.
                 ensure!(lines.len() == 3 && lines[0] != "0" && lines[1..] == ["0", "1"], "{heap}: {said}");
             }
             let said = said_with(t, "heap=thp pid=1", "grep -c hg /proc/self/smaps; true")?;
@@ -573,7 +573,7 @@ fn from_inside() -> Vec<Test> {
             let heap = pagelift_binary()?.with_file_name("libpagelift_heap.so").canonicalize()?;
             let library = heap.with_file_name("../library/libpagelift.so");
             ensure!(library.exists(), "no {}; build it with `make`", library.display());
-            // Through a folder that is a link: what lies beside it is found where it leads.
+            // Through a link to a folder: neighbouring files are found in the link's target.
             let link = t.folder().join("library");
             std::os::unix::fs::symlink(library.canonicalize()?.parent().context("a folder")?, &link)?;
             for library in [library, link.join("libpagelift.so")] {

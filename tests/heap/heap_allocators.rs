@@ -1,5 +1,5 @@
-//! `--heap` and the variable `PAGELIFT` in programs that have an allocator of their own: no block of one allocator comes to
-//! another, and what cannot be replaced is said and left alone.
+//! `--heap` and the variable `PAGELIFT` in programs with another allocator: no allocator gets a block of another one,
+//! and an allocator that cannot be replaced is reported and not changed.
 
 use anyhow::{Context as _, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use test_support::{
 };
 
 const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];
-/// Shared allocators, each with C++'s operators of its own.
+/// Shared allocators; each defines the C++ operators new and delete.
 const LIBRARIES: [&str; 3] = ["libtcmalloc_minimal.so.4", "libjemalloc.so.2", "libmimalloc.so.2"];
 const OPERATORS: &str = "its own C++ operators new and delete";
 
@@ -46,7 +46,7 @@ fn to_a_good_end(t: &Context, command: Command) -> Result<Output> {
     Ok(output)
 }
 
-/// A program with the preloaded heap in its environment, and these words for it.
+/// A program with the preloaded heap, and these options for it, in its environment.
 fn with_words(program: &Path, words: &str) -> Result<Command> {
     let library = pagelift_binary()?.with_file_name("libpagelift_heap.so");
     ensure!(library.exists(), "no {}; build it with `cargo build --release`", library.display());
@@ -83,7 +83,7 @@ fn operators_stay(t: &Context, library: &str) -> Result<()> {
     Ok(())
 }
 
-/// In C nobody has blocks of the operators.
+/// A program in C has no blocks of the C++ operators.
 fn c_is_replaced(t: &Context, library: &str) -> Result<()> {
     let program = built(t, "whose_blocks.c", &C, &[&format!("-l:{library}")])?;
     let output = to_a_good_end(t, t.lifted(&THP, &Command::new(&program))?)?;
@@ -91,7 +91,7 @@ fn c_is_replaced(t: &Context, library: &str) -> Result<()> {
     Ok(())
 }
 
-/// What it has without the library that is preloaded for others.
+/// A program that is not named keeps its allocator, although the library is preloaded for others.
 fn who_is_not_named(t: &Context, library: &str) -> Result<()> {
     for (compiler, says) in [(&C[..], "malloc: its own\n"), (&CPP, "malloc: its own\nnew: its own\n")] {
         let program = built(t, "whose_blocks.c", compiler, &[&format!("-l:{library}")])?;
@@ -139,7 +139,7 @@ fn python_tests() -> Vec<Test> {
 
 fn no_child_inherits(t: &Context) -> Result<()> {
     let mut program = Command::new(python());
-    // The number of blocks that Python's own allocator has given.
+    // Prints the number of blocks that Python's own allocator has in use.
     let text =
         "import os, sys; print(sys.getallocatedblocks(), 'PYTHONMALLOC' in os.environ, flush=True); os.system('env')";
     program.args(["-c", text]).env_remove("PYTHONMALLOC");
@@ -165,7 +165,7 @@ fn free_threaded(t: &Context) -> Result<()> {
     }
     let inspected = t.run(t.pagelift(&["inspect", &free.to_string_lossy()])?)?.success()?;
     ensure!(inspected.stdout.contains("beside free-threaded Python's"), "{}", inspected.stdout);
-    // Both get the order that was made for the first.
+    // Both programs get the variable that was set for the first.
     let (first, second) = (with_lock.to_string_lossy(), free.to_string_lossy());
     let mut shell = Command::new("sh");
     shell.args(["-c", "$0; $1", &first, &second]);

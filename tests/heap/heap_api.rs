@@ -1,5 +1,6 @@
-//! The preloaded heap behind the standard names: the corners of malloc and its kin, C++'s new and delete, libraries that
-//! are loaded and unloaded, and mimalloc's own test suite, which `scripts/fetch-test-sources` fetches as Debian has it.
+//! The preloaded heap behind the standard names: edge cases of malloc and related functions, C++'s new and delete,
+//! loading and unloading of libraries, and mimalloc's own test suite, which `scripts/fetch-test-sources` fetches from
+//! Debian.
 
 use anyhow::{Context as _, Result, ensure};
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use test_support::{
 const MIB: u64 = 1 << 20;
 const POOL_MIB: u64 = 128;
 
-/// What the heap stands on.
+/// The pages under the heap.
 #[derive(Clone, Copy)]
 enum Ground {
     Plain,
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
     main_of(tests)
 }
 
-/// On huge pages of 32 MiB, as kernels with base pages of 16 KiB have them, blocks of these sizes in MiB are mimalloc's.
+/// On huge pages of 32 MiB (kernels with base pages of 16 KiB), mimalloc provides blocks of these sizes in MiB.
 fn first_large_blocks(t: &Context, sizes: &[u64]) -> Result<()> {
     let mut program = Program::named("heap/first_large_blocks.c")?.command()?;
     program.args(sizes.iter().map(u64::to_string));
@@ -56,7 +57,7 @@ fn first_large_blocks(t: &Context, sizes: &[u64]) -> Result<()> {
     session.send("\n")?;
     let output = session.finish()?;
     ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
-    // The first arena may hold what the C library has taken.
+    // The first arena may hold blocks of the C library.
     let most = 2 * sizes.iter().sum::<u64>() * MIB + 32 * MIB;
     ensure!(arenas > 0 && arenas <= most, "arenas of {arenas} bytes for {sizes:?} MiB");
     Ok(())
@@ -71,7 +72,7 @@ impl Ground {
         }
     }
 
-    /// Runs it to its end.
+    /// Runs the program on this ground to its end.
     fn run(self, t: &Context, program: Command) -> Result<Output> {
         let command = match self {
             Self::Plain => program,
@@ -90,7 +91,7 @@ impl Ground {
     }
 }
 
-/// Plain too: what is asked for is what the C library's allocator does.
+/// Runs without Pagelift too: the expected behaviour is that of the C library's allocator.
 fn corners(name: String, program: &'static str, ground: Ground) -> Test {
     let compiler = if program.ends_with(".cc") { "g++" } else { "gcc" };
     let needs = [vec![Need::Command(compiler.into())], ground.needs()].concat();
@@ -103,7 +104,7 @@ fn corners(name: String, program: &'static str, ground: Ground) -> Test {
 }
 
 fn suite_folder() -> PathBuf {
-    // Of the workspace's own target folder, whichever one this test was built to.
+    // In the workspace's target folder, even if the tests are built to another one.
     test_support::workspace().join("target/test-sources/mimalloc/test")
 }
 
@@ -124,7 +125,7 @@ fn build(t: &Context, source: &str, words: &[&str]) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The names of the checks that failed, and how many there were in all.
+/// The names of the failed checks, and the number of all checks.
 fn failed(output: &Output) -> Result<(Vec<String>, u64)> {
     let text = &output.stderr;
     let name = |line: &str| Some(line.trim().strip_prefix("FAILED: ")?.split(':').next()?.to_owned());
@@ -142,7 +143,7 @@ fn api(t: &Context, ground: Ground) -> Result<()> {
     for compiler in [&["gcc"][..], &["g++", "-std=c++17", "-x", "c++"]] {
         let output = ground.run(t, Command::new(build(t, "test-api.c", compiler)?))?;
         let (names, count) = failed(&output)?;
-        // No standard name aligns by an offset, and realloc to no bytes frees, as the GNU C library has it.
+        // No standard function aligns by an offset, and realloc to 0 bytes frees, as in the GNU C library.
         ensure!(names == ["malloc-aligned-at2", "realloc-sizezero"] && count >= 30, "{}", output.stderr);
     }
     Ok(())
@@ -155,7 +156,7 @@ fn api_fill(t: &Context, ground: Ground) -> Result<()> {
     Ok(())
 }
 
-/// It aborts where a block does not hold what was written to it.
+/// The program aborts if a block has lost its contents.
 fn stress(t: &Context, ground: Ground) -> Result<()> {
     let mut program = Command::new(build(t, "test-stress.c", &["gcc", "-DUSE_STD_MALLOC"])?);
     program.args(["16", "25", "10"]);

@@ -1,6 +1,6 @@
-//! `--heap` where cgroups allow less than there is, and what `status` says of it: the program runs to a right end, no page
-//! is touched that the kernel would refuse, and the reason is named. Under limits of address space what was freed is there
-//! for others.
+//! `--heap` under cgroups that allow less than the machine has, and the report of `status`: the program ends correctly,
+//! touches no page that the kernel would refuse, and the reason is named. Under limits of address space, freed memory
+//! is available again.
 
 use address_space::PageSize;
 use anyhow::{Context as _, Result, ensure};
@@ -52,7 +52,7 @@ fn thp(commands: &[&str]) -> Vec<Need> {
     commands.chain([Need::Thp]).collect()
 }
 
-/// Frees a large block, started by a command that sets a limit or without one.
+/// Runs the program that frees large blocks, after a command that sets a limit if `before` has one.
 fn frees(t: &Context, before: &[&str], word: &str) -> Result<()> {
     let program = Program::named("heap/frees_under_a_limit.c")?.build()?;
     let words: Vec<_> = before.iter().map(AsRef::as_ref).chain([program.as_os_str()]).collect();
@@ -64,7 +64,7 @@ fn frees(t: &Context, before: &[&str], word: &str) -> Result<()> {
     Ok(())
 }
 
-/// Memory of small blocks that were freed serves large blocks, and small ones again.
+/// The memory of freed small blocks is used for large blocks, then for small ones again.
 fn after_small_ones(t: &Context) -> Result<()> {
     let program = Program::named("heap/large_blocks_after_small_ones.c")?.build()?;
     let mut command = Command::new("prlimit");
@@ -75,7 +75,7 @@ fn after_small_ones(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// To the program, which has another file in the place of the kernel's: the machine's own setting stays.
+/// Only the program sees the setting, since a file is mounted over the kernel's; the machine's setting is unchanged.
 fn never_overcommits(t: &Context) -> Result<()> {
     const HIDE: &str = "mount --make-rprivate / && mount --bind setting /proc/sys/vm/overcommit_memory && exec \"$@\"";
     std::fs::write(t.folder().join("setting"), "2\n")?;
@@ -94,7 +94,7 @@ fn pool_of(mebibytes: u64) -> Vec<Need> {
     vec![Need::Command("gcc".into()), Need::Thp, Need::Pool(mebibytes * MIB)]
 }
 
-/// The torture behind these options, in the group, to a right end; the pool is whole afterwards.
+/// Runs the torture under these options in the group; it ends correctly, and the pool is complete afterwards.
 fn torture(t: &Context, group: &ControlGroup, options: &[&str], words: &[&str]) -> Result<()> {
     let mut torture = Program::named("heap/torture.c")?.command()?;
     torture.args(words);
@@ -105,7 +105,7 @@ fn torture(t: &Context, group: &ControlGroup, options: &[&str], words: &[&str]) 
     Ok(())
 }
 
-/// Under limits that leave none, a few, or an arena's worth of the pool's 80 MiB, by each version of cgroups that is here.
+/// Limits that leave none, a few, or one arena of the pool's 80 MiB, by each available version of cgroups.
 fn pages(t: &Context, limit: fn(PageSize) -> Limit) -> Result<()> {
     let page = default_huge_page()?;
     for allowed in [0, 6 * MIB, 40 * MIB] {
@@ -120,7 +120,7 @@ fn pages(t: &Context, limit: fn(PageSize) -> Limit) -> Result<()> {
     Ok(())
 }
 
-/// The heap is to take all of the pool, or what it finds.
+/// The heap reserves the whole pool, or takes the pages that it finds.
 fn pages_within(t: &Context, group: &ControlGroup, page: PageSize, allowed: u64) -> Result<()> {
     let option = format!("--heap={}", page.bytes());
     let reserve = format!("--heap-reserve={}", 80 * MIB);
@@ -128,7 +128,7 @@ fn pages_within(t: &Context, group: &ControlGroup, page: PageSize, allowed: u64)
         torture(t, group, options, &["3000", "2", "0", "3"])?;
     }
     if allowed == 0 {
-        // The pool is full: it is the limit that has to be raised.
+        // The pool has enough pages: the limit must be raised.
         let mut required = t.lifted(&[&*option, "--require"], &Command::new("true"))?;
         required = group.around(&required);
         let output = t.run(required)?;

@@ -1,5 +1,5 @@
-//! Whose functions are found: by whoever looks the allocator's up past the usual order of symbols, and by allocators, tracers and
-//! checking tools that the user has put into a program.
+//! The allocator functions that a lookup finds: past the usual order of symbols, and in programs into which the user
+//! has put allocators, tracers and checking tools.
 
 use anyhow::{Context as _, Result, ensure};
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ fn every_way(t: &Context) -> Result<()> {
         let output = to_a_good_end(t, t.lifted(options, &Command::new(&program))?)?;
         ensure!(output.stdout == plain.stdout, "{options:?}: {}{}", output.stdout, output.stderr);
     }
-    // With the heap in the program, acting and not.
+    // With the heap in the program, active and inactive.
     for words in ["heap=thp only=finds*", "heap=thp only=another"] {
         let mut command = Command::new(&program);
         command.env("LD_PRELOAD", heap_library()?).env("PAGELIFT", words);
@@ -88,7 +88,7 @@ fn preloaded_by_the_user() -> Vec<Test> {
     ]
 }
 
-/// A library built of `tests/heap/programs/counts_calls.c` with these words.
+/// A library built from `tests/heap/programs/counts_calls.c` with these compiler options.
 fn library(t: &Context, name: &str, words: &[&str]) -> Result<PathBuf> {
     let path = t.folder().join(name);
     let mut compile = Command::new("gcc");
@@ -111,12 +111,12 @@ fn tracer(t: &Context) -> Result<()> {
     let says = counted(&plain, "tracer:")?.to_owned();
     ensure!(says == "tracer: 100 blocks of libc.so.6", "{says}");
     let pool = format!("--heap={}", default_huge_page()?.bytes());
-    // An allocator that is not known is left alone.
+    // An unknown allocator is not replaced.
     for options in [["--heap=auto", "-v"], ["--heap=thp", "-v"]] {
         let output = to_a_good_end(t, t.lifted(&options, &program)?)?;
         ensure!(counted(&output, "tracer:")? == says, "{options:?}: {}", output.stderr);
     }
-    // The heap is put behind it if that is requested.
+    // On request the heap is placed after it.
     for options in [&[&pool[..], "--heap-reserve=0"], &THP] {
         let output = to_a_good_end(t, t.lifted(options, &program)?)?;
         let says = "tracer: 100 blocks of libpagelift_heap.so";
@@ -157,7 +157,7 @@ fn of_gcc(library: &str) -> Need {
     Need::File(path.unwrap_or_else(|_| library.to_owned()))
 }
 
-/// A program with a fault that the tool finds: it is found, whatever is asked for.
+/// A program with a fault that the tool finds: the tool finds it under all options.
 fn checks(t: &Context, tool: &str, flag: &str) -> Result<()> {
     let source = program_source("heap/has_a_fault_for_each_checker.c")?;
     let program = t.folder().join("faulty");
@@ -184,7 +184,7 @@ fn checks(t: &Context, tool: &str, flag: &str) -> Result<()> {
     Ok(())
 }
 
-/// Programs that nothing may be preloaded into, beside one that is named.
+/// Programs into which nothing may be preloaded, started beside a named program.
 fn bystanders() -> Vec<Test> {
     let with = |name: &str, compiler: &'static [&'static str], needs: Vec<Need>| {
         test_case(format!("bystanders/{name}"), [gcc(), needs].concat(), move |t| starts_as_plain(t, compiler))
@@ -236,7 +236,8 @@ fn starts_as_plain(t: &Context, compiler: &[&str]) -> Result<()> {
     ];
     for options in ways {
         let mut shell = Command::new("sh");
-        // By the shell, by a program that searches for its file, and by a program that executes another one in its place.
+        // By the shell, by a program that searches for its file, and by a program that executes another one in its
+        // place.
         shell.args(["-c", "$0 && env $0 && find . -maxdepth 0 -exec $0 \\; && exec $0"]).arg(&program);
         // A program that is followed cannot be traced by LeakSanitizer.
         shell.env("ASAN_OPTIONS", "detect_leaks=0").env("TSAN_OPTIONS", "");
@@ -251,7 +252,7 @@ fn named_alone(t: &Context) -> Result<()> {
     let tracer = library(t, "tracer.so", &[])?;
     let program = Program::named("heap/asks_for_a_hundred_blocks.c")?.build()?;
     let name = program.file_name().context("a name")?.to_string_lossy().into_owned();
-    // The heap is put behind a wrapper's preloaded libraries; the wrapper and other children do not have the heap.
+    // The heap is placed after a wrapper's preloaded libraries; the wrapper and other children do not have the heap.
     let text = "env | grep -c -e ^PAGELIFT_HEAP= -e ^PAGELIFT= -e ^LD_PRELOAD=; LD_PRELOAD=$1 $0; sh -c 'grep -c pagelift_heap /proc/self/maps'; true";
     let mut shell = Command::new("sh");
     shell.args(["-c", text]).arg(&program).arg(&tracer);

@@ -1,4 +1,4 @@
-//! Which names the preloaded heap asks the program for: a program, and what a user preloads, may define any of them.
+//! The symbols that the preloaded heap imports: a program, or a library that a user preloads, may define any of these.
 
 use anyhow::{Result, ensure};
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 const PROGRAMS: [(&str, &str, &[&str]); 2] =
     [("corners", "malloc_corners.c", &[]), ("torture", "torture.c", &["3000", "4", "2", "1"])];
 
-/// `program` with functions of the C library replaced, which end it if the heap calls them.
+/// `program` with replaced functions of the C library, which end it if the heap calls them.
 fn beside_replaced_functions(program: &str, arguments: &[&str]) -> Result<Command> {
     let mut command = Program::named(&format!("heap/{program}"))?.command()?;
     command.args(arguments);
@@ -64,7 +64,7 @@ fn without_order(t: &Context, program: &str, arguments: &[&str]) -> Result<()> {
     ended_well(&t.run_within(command, Duration::from_secs(300))?)
 }
 
-/// Why a definition of the program's cannot hurt.
+/// Imported symbols, by the reason why a definition in the program does no harm.
 const NAMES: [(&str, &[&str]); 7] = [
     (
         "reserved: only the C library may define it",
@@ -123,7 +123,7 @@ const NAMES: [(&str, &[&str]); 7] = [
     ),
 ];
 
-/// A new name needs a reason why no definition of the program's can hurt, or another way.
+/// A new imported symbol needs a reason why a definition in the program does no harm, or must be avoided.
 fn names(t: &Context) -> Result<()> {
     let heap = pagelift_binary()?.with_file_name("libpagelift_heap.so");
     let mut nm = Command::new("nm");

@@ -1,5 +1,5 @@
-//! The preloaded heap returns free memory to the kernel: in a program that waits, in one that continues to allocate, and
-//! at malloc_trim(3). The functions that report the heap's memory give its sizes.
+//! The preloaded heap returns free memory to the kernel: in a program that waits, in one that continues to allocate,
+//! and at malloc_trim(3). The functions that report the heap's memory give its sizes.
 
 use anyhow::{Context as _, Result, ensure};
 use std::process::ExitCode;

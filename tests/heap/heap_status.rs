@@ -1,5 +1,5 @@
-//! What `status` says of the small blocks of a preloaded heap, beside what is resident: right where it can be known, and
-//! a reason where it cannot, whatever the process does at the same time and whatever its memory says.
+//! `status` reports the small blocks of a preloaded heap and the resident bytes: correct numbers if they can be known,
+//! otherwise a reason, whatever the process does at the same time and whatever its memory contains.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -30,7 +30,7 @@ fn gcc() -> Vec<Need> {
     vec![Need::Command("gcc".into()), Need::Thp]
 }
 
-/// What `status` says of a process's heap, for programs and for people.
+/// The report of `status` about a process's heap, as JSON and as text.
 fn heap_of(t: &Context, pid: u32) -> Result<(Value, String)> {
     let pid = pid.to_string();
     let output = t.run(t.pagelift(&["status", "--json", &pid])?)?.success()?;
@@ -56,7 +56,7 @@ fn live_bytes(t: &Context, options: &[&str]) -> Result<()> {
     let (live, resident) = (number(&heap, "small_live")?, number(&heap, "small_resident")?);
     let (large, arenas) = (number(&heap, "large_asked")?, number(&heap, "arenas")?);
     ensure!(large == 0, "blocks count as large: {heap}");
-    // Beside its own the program has the C library's blocks and those that the rounding of aligned ones costs.
+    // The live bytes include the C library's blocks and the rounding of aligned blocks.
     ensure!(live >= usable && live - usable < MIB, "{live} bytes live, {usable} usable: {heap}");
     ensure!(live < asked + asked / 8, "{live} bytes live, {asked} asked for: {heap}");
     ensure!(resident >= live && resident <= arenas, "{heap}");
@@ -117,7 +117,7 @@ fn while_it_ends(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Accounts that are not ours to read, or lie.
+/// Accounts of other libraries, and accounts with wrong contents.
 fn strangers() -> Vec<Test> {
     let stranger = |name: &str, account: &'static str, member: &'static str, says: &'static str| {
         test_case(format!("an_account_{name}"), gcc(), move |t| {

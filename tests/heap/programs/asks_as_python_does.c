@@ -1,4 +1,5 @@
-// Has the symbols by which Python is known, asks for PYTHONMALLOC as Python does, and says how often its child finds it.
+// Has the symbols by which Python is recognised, reads PYTHONMALLOC as Python does, and prints how often its child
+// finds the variable.
 //
 // build: gcc -g -O1 -Wall -rdynamic -o $OUT $SRC
 #include <stdio.h>

@@ -1,4 +1,4 @@
-// Asks for a hundred blocks of a size that nothing else asks for.
+// Allocates a hundred blocks of a size that nothing else allocates.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
 #include <stdlib.h>

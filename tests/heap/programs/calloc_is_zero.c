@@ -1,5 +1,5 @@
-// calloc gives zeroed memory at every size, fresh and again, after the block before it was left untouched, touched in
-// some places, or filled; and what a realloc of it adds keeps what was there.
+// calloc returns zeroed memory at every size, fresh or reused, whether the previous block was untouched, written in
+// some places, or filled. A realloc keeps the contents.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC -lpthread
 #include <pthread.h>
@@ -24,19 +24,19 @@ static void check(const unsigned char *block, size_t size, const char *when) {
     }
 }
 
-// Which places of a block are written in each round: a number in a page is what it begins with.
+// The pages of a block that each round writes: the first one, the distance between them, and their largest number.
 struct places {
     size_t first, step, most;
 };
 
-// Blocks of which few places are written, again and again, and never read elsewhere before the end: by that they come onto
-// ordinary pages, of which only the resident ones are cleared.
+// Blocks that are written repeatedly in few places, and read elsewhere only at the end: they move to ordinary pages,
+// and only resident pages are cleared.
 static void written_in_places(size_t page) {
     static const struct places all[] = {
         {0, 1, 1},       {0, 4095, 9},     {4095, 1, 3},  {7, 40, 1000000}, {3, 10, 1000000},
         {0, 3, 1000000}, {1, 1, 1000000}, {2040, 1, 16}, {5, 331, 1000000},
     };
-    // Far enough apart that no block serves for the next kind.
+    // The sizes differ so much that no block is reused for the next kind.
     size_t size = 9 * 1000 * 1000;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++, size += size / 3) {
         for (int round = 0; round < 6; round++) {
@@ -55,14 +55,14 @@ static void written_in_places(size_t page) {
     }
 }
 
-// A large block of which a page or none is written for a while, then many, in turn: what is done to it follows what was seen
-// of it before, and is right whatever comes.
+// A large block whose writes alternate: for some rounds at most one page is written, then many. The heap treats the
+// block by its earlier use, and the result must be correct after any change.
 static void written_otherwise_than_before(size_t page) {
     size_t size = 120 * 1000 * 1000, step = 0, first = 0;
     for (int round = 0; round < 120; round++) {
         unsigned char *block = calloc(1, size);
         if (!block) exit(1);
-        // Where the last round has written.
+        // Checks the places that the last round has written.
         for (size_t at = first; step && at < size; at += step) check(block + at, 8, "where it was written before");
         int kind = round / 20 % 3;
         step = kind == 0 ? size : kind == 1 ? 97 * page : 2 * page;

@@ -1,8 +1,8 @@
-// A thread closes a descriptor while the process forks, and the call gives EINTR: the descriptor is closed by then, and its
-// number may be another file's. The call must not be made again.
+// A thread closes a descriptor while the process forks, and the call fails with EINTR: the descriptor is already
+// closed, and its number may belong to another file. The call must not be repeated.
 //
-// A filter of system calls hands that one call to another thread, which answers it with EINTR when the fork has sent its
-// signal, as a file system in user space may. Calls that it sees are counted.
+// A filter of system calls passes that one call to another thread, which answers it with EINTR after the signal of the
+// fork, as a file system in user space may. That thread counts the calls.
 //
 //   closes_once_while_it_forks
 //
@@ -62,7 +62,7 @@ static void *close_once(void *none) {
     return none;
 }
 
-/* Answers each call with EINTR when the process has forked since. */
+/* Answers each call with EINTR once the process has forked. */
 static void *answer(void *none) {
     while (listener < 0) sched_yield();
     for (;;) {

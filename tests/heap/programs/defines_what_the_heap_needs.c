@@ -1,6 +1,6 @@
-// A shared object to be preloaded, or an object of a program, that defines functions of the C library which a memory
-// allocator needs, as tracers, simulators and tools for finding leaks do. Each allocates before it goes on to the real one.
-// One that is called by the preloaded heap ends the program: the heap was called for memory, and would be again.
+// A shared object to be preloaded, or an object of a program, that defines functions of the C library that a memory
+// allocator needs, as tracers, simulators and leak checkers do. Each allocates before it calls the real function. If
+// the preloaded heap calls one, the program ends: the allocation would call the heap again.
 //
 // build: gcc -g -O1 -Wall -fPIC -shared -o $OUT $SRC
 #define _GNU_SOURCE
@@ -29,7 +29,7 @@ static void called(const char *name, void *from)
     is_inside = 0;
 }
 
-// All their arguments are whole words, at most seven, whatever their types are.
+// Each argument is passed as one word; there are at most seven.
 #define PASS_ON(name) \
     static long (*real_##name)(long, long, long, long, long, long, long); \
     long own_##name(long, long, long, long, long, long, long) __asm__(#name); \

@@ -1,5 +1,5 @@
-// Executes a program, and itself with words and an environment that it checks, by each function that takes its words one by one or
-// its file by a descriptor, or by its name in PATH.
+// Executes a program, and itself with arguments and an environment that it checks, by each function that takes
+// arguments as a list, or the file by a descriptor or by its name in PATH.
 //
 //     executes_by_every_function PROGRAM FOLDER
 #define _GNU_SOURCE
@@ -42,7 +42,7 @@ static int execute(int way, char *program, char **environment)
 
 #define WAYS 10
 
-// Makes PATH begin with a folder in which a pipe has the program's name.
+// Puts a folder at the start of PATH in which a pipe has the program's name.
 static void search_beside_a_pipe(const char *program, const char *folder)
 {
     char pipe[4200], path[8400], copy[4096];
@@ -82,7 +82,7 @@ int main(int count, char **list)
                 return 2;
             }
         }
-    // A failed call returns, and changes nothing that its caller keeps.
+    // A failed call returns, and does not change its caller's variables.
     volatile int kept = 7;
     return execl("/nowhere", WORDS) == -1 && execle("/nowhere", WORDS, environ) == -1 && execlp("/nowhere", WORDS) == -1
                    && execveat(-1, "/nowhere", words, environ, 0) == -1 && kept == 7 ? 0 : 3;

@@ -1,6 +1,6 @@
-// Blocks that the C library gives out by itself are freed, resized and measured by functions that are found in every way past the
-// usual order of symbols: in a library that was loaded with RTLD_DEEPBIND, from its constructor on, by the C library's handle, with
-// a version, behind the program, and by the C library's other names. And the other way round.
+// Frees, resizes and measures blocks of the C library by functions that are found in every way past the usual order of
+// symbols: in a library loaded with RTLD_DEEPBIND, from its constructor on, by the C library's handle, with a version,
+// after the program, and by the C library's other names. The reverse is tested too.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -fPIC -shared -DLIBRARY -o $BUILD/library.so $SRC
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC -ldl

@@ -1,4 +1,5 @@
-// Takes blocks of so many MiB, one after the other, and writes to both ends of each. Prints `ready` and waits.
+// Allocates blocks of these sizes in MiB, one after the other, and writes to both ends of each. Prints `ready` and
+// waits.
 //
 //   first_large_blocks MIB ...
 //

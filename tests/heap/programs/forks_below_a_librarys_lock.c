@@ -1,6 +1,6 @@
-// A library takes its own lock around forks, by handlers that its constructor registers, and allocates while it holds the
-// lock: in one thread all the time, while another one forks. Neither waits for the other for ever, and children use both.
-// They also have data of their own, which may lie on huge pages.
+// A library takes its own lock around forks, by handlers that its constructor registers, and allocates under the lock:
+// one thread allocates all the time, and another one forks. There is no deadlock, and children use the lock and the
+// heap. The program and the library also have data, which may be on huge pages.
 //
 //   forks_below_a_librarys_lock FORKS
 //
@@ -29,7 +29,7 @@ static void unlock(void) {
     pthread_mutex_unlock(&own);
 }
 
-/* Initialised before whatever the program has been started with besides. */
+/* Initialised before all other objects of the program. */
 __attribute__((constructor)) static void begin(void) {
     pthread_atfork(lock, unlock, unlock);
 }
@@ -45,7 +45,7 @@ void work(void) {
 static volatile int ended;
 static char data[DATA];
 
-/* True if all of it is `value`; then it becomes another. */
+/* True if the whole array holds `value`; then writes another value. */
 static int was(char value) {
     for (int at = 0; at < DATA; at += PAGE)
         if (data[at] != value) return 0;

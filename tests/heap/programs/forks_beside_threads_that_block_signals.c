@@ -1,6 +1,6 @@
-// Threads that block every signal, one of which works and others sleep in calls that a signal usually ends early, while
-// the process forks. The fork succeeds, the child finds what was written before, no thread's work is lost, and no call
-// ends with EINTR. Changing the group, for which the C library itself sends a signal to all threads, works as ever.
+// While the process forks, one thread works and others sleep in calls that a signal usually ends early; all block every
+// signal. The fork succeeds, the child finds all earlier writes, no thread's work is lost, and no call ends with EINTR.
+// A change of the group, for which the C library itself sends a signal to all threads, still works.
 //
 //   forks_beside_threads_that_block_signals FORKS
 //
@@ -21,7 +21,7 @@
 
 enum { WORDS = 3 << 17, LISTS = 64 };
 
-/* Once the C library's own signal has come, calls may be interrupted. */
+/* After the C library's own signal, calls may be interrupted. */
 static volatile int ended, may_be_interrupted;
 static volatile uint64_t *counted, rounds;
 
@@ -36,7 +36,7 @@ static void block_all(void) {
     pthread_sigmask(SIG_BLOCK, &all, NULL);
 }
 
-/* Counts every word of a block of 3 MiB up, again and again, and allocates at the same time. */
+/* Repeatedly increments every word of a block of 3 MiB, and allocates at the same time. */
 static void *work(void *argument) {
     char *lists[LISTS] = {0};
     block_all();
@@ -102,7 +102,7 @@ int main(int count, char **words) {
             for (int at = 0; at < 9 << 20; at++)
                 if (own[at] != i + 1)
                     _exit(3);
-            /* Some words are a round ahead of others, in order: the worker was in the midst of a round. */
+            /* The first words may be one round ahead of the others: the worker was within a round. */
             for (int at = 1; at < WORDS; at++)
                 if (counted[at] > counted[at - 1] || counted[at] + 1 < counted[0])
                     _exit(4);

@@ -1,5 +1,5 @@
-// A thread that has been told to end by pthread_cancel(3) forks, which is no cancellation point: it ends after that, and
-// leaves a heap that can be used.
+// A thread forks after pthread_cancel(3); fork is no cancellation point. The thread ends after the fork, and the heap
+// is still usable.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC -lpthread
 #include <pthread.h>

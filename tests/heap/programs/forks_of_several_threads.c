@@ -1,7 +1,7 @@
-// Several threads fork at once, and a fork of one of them takes so long that another gives up to wait for it: a handler
-// around the first fork, which runs while the heap's locks are held, ends only when the others have forked. Everybody, the
-// children too, can allocate afterwards: large blocks, and small ones until a new arena is needed. A handler may also fork
-// by itself. For these handlers to run after the heap's, they are registered where the heap does not notice it.
+// Several threads fork at once, and one fork takes so long that another thread stops waiting for it: a handler around
+// the first fork, which runs while the heap's locks are held, ends only after the other forks. All processes can
+// allocate afterwards: large blocks, and small ones until a new arena is needed. A handler may also fork by itself. The
+// handlers are registered without the heap's knowledge, so that they run after the heap's.
 //
 //   forks_of_several_threads ROUNDS THREADS
 //

@@ -1,6 +1,6 @@
-// Forks while another thread holds a lock of the heap for longer than a fork waits: the heap calls an observer of this
-// program's when it has locked, and the other thread waits there until the fork has ended. Each child adds an arena, uses
-// large blocks, and returns its free memory to the kernel, as if the other thread had held nothing.
+// Forks while another thread holds a lock of the heap for longer than a fork waits: the heap calls an observer in this
+// program after locking, and the other thread waits there until the fork has ended. Each child adds an arena, uses
+// large blocks, and returns its free memory to the kernel, as if the other thread had held no lock.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC -lpthread
 #define _GNU_SOURCE
@@ -38,8 +38,8 @@ static long resident_mib(void) {
     return resident * sysconf(_SC_PAGESIZE) / MIB;
 }
 
-/* Allocates and frees more small blocks than an arena holds. Returns how much was resident before they were freed, in MiB;
-   0 if there is no memory. */
+/* Allocates and frees more small blocks than an arena holds. Returns the resident MiB before the blocks were freed; 0
+   if there is no memory. */
 static long use_small_blocks(void) {
     static char *blocks[COUNT];
     for (int i = 0; i < COUNT; i++) {

@@ -1,6 +1,6 @@
-// Forks while other threads hold the heap's locks, which they keep for long: the heap calls an observer of this program's
-// when it has locked, yields or reads the clock, and other threads than the one that forks sleep in it. Each child uses
-// the whole heap, starts a thread that does, and forks in its turn, for which it need wait for nobody.
+// Forks while other threads hold the heap's locks for a long time: the heap calls an observer in this program when it
+// has locked, yields or reads the clock, and all threads but the forking one sleep in it. Each child uses the whole
+// heap, starts a thread that does the same, and forks, without waiting for any thread.
 //
 //   forks_while_locks_are_held FORKS
 //
@@ -18,7 +18,7 @@
 enum { STARTERS = 2, AT_ONCE = 3, PLACES = 64, CHILD_SECONDS = 10, ARENA_FORKS = 4, MOST_WAITING = 3 };
 enum { WAITED_TO_FORK = 3, WAITED_TO_ALLOCATE, NO_THREAD, NO_FORK, WRONG };
 
-/* Threads of the first process, but the one that forks, are slow. */
+/* In the first process all threads but the forking one are slow. */
 static __thread int is_slow;
 static volatile int ended, clock_readers, large_in_use;
 static volatile long waits, locks;
@@ -47,7 +47,7 @@ static void observe(int moment) {
     }
 }
 
-/* Blocks of all kinds, each of which is left to another to be freed. */
+/* Allocates blocks of all kinds; another thread frees each. */
 static void use_heap(void) {
     for (int i = 0; i < 60; i++) {
         size_t size = (size_t)16 << i % 14;
@@ -100,7 +100,7 @@ static void grow(void) {
         free(blocks[i]);
 }
 
-/* In the child of a child: returns what its exit status says. */
+/* Returns the exit status of a child's child. */
 static int grandchild(void) {
     pthread_t thread;
     long before = waits;
@@ -113,7 +113,7 @@ static int grandchild(void) {
 static int child(int number) {
     pthread_t thread;
     int status;
-    /* One that waits for a lock is ended by this. */
+    /* If the process waits for a lock, this ends it. */
     alarm(CHILD_SECONDS);
     large_in_use = 0;
     long before = waits;
@@ -161,7 +161,7 @@ int main(int count, char **words) {
             abort();
         }
         waiting += WEXITSTATUS(status) != 0;
-        /* mimalloc may wait for a thread that was just setting a bit at the fork, which next to none was. */
+        /* mimalloc may wait for a thread that was just setting a bit at the fork; this is rare. */
         if (waiting > MOST_WAITING) {
             fprintf(stderr, "%d of %d children waited for a thread that they do not have\n", waiting, i + 1);
             abort();

@@ -1,5 +1,5 @@
-// Forks again and again while threads begin, allocate, free one another's blocks and end. Each child allocates, and
-// starts a thread that does: no lock of the allocator may be left held by a thread that the child does not have.
+// Forks repeatedly while threads begin, allocate, free each other's blocks and end. Each child allocates, and starts a
+// thread that does the same: in the child no missing thread may hold a lock of the allocator.
 //
 //   forks_while_threads_come_and_go FORKS
 //
@@ -51,7 +51,7 @@ int main(int count, char **words) {
         }
         if (child == 0) {
             pthread_t thread;
-            /* A child that waits for a lock is ended by this. */
+            /* If the child waits for a lock, this ends it. */
             alarm(CHILD_SECONDS);
             allocate(NULL);
             if (pthread_create(&thread, NULL, allocate, NULL))

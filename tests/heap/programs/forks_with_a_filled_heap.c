@@ -1,8 +1,8 @@
-// Fills so many MiB in small blocks, forks, and says what came of it; a child must find everything as it was.
+// Fills this many MiB in small blocks, forks, and prints the result; a child must find all contents unchanged.
 //
 //   forks_with_a_filled_heap MEBIBYTES [aio]
 //
-// With `aio` it could read asynchronously.
+// With `aio` the process has a context for asynchronous reads.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
 #define _GNU_SOURCE

@@ -1,7 +1,8 @@
-// The user's queue of signals is full when the process forks, and has room again while the fork goes on: its threads are
-// stopped then, and it leaves the pool.
+// The user's queue of signals is full when the process forks, and has room again during the fork: then the threads are
+// stopped, and the heap leaves the pool.
 //
-// Where RLIMIT_SIGPENDING is 0 every queue is full. One thread raises it again when the forking one has tried for a while.
+// With an RLIMIT_SIGPENDING of 0 every queue is full. A thread raises the limit once the forking thread has tried for a
+// while.
 //
 //   forks_with_a_full_signal_queue
 //
@@ -29,7 +30,7 @@ static void fail(const char *what) {
     _exit(9);
 }
 
-/* How often a thread has gone to sleep. Allocates nothing, which could wait for the forking thread. */
+/* Number of times that a thread fell asleep. Does not allocate, since that could wait for the forking thread. */
 static long sleeps_of(int thread) {
     static const char field[] = "\nvoluntary_ctxt_switches:";
     char path[64], text[8192];

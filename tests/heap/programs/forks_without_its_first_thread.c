@@ -1,5 +1,5 @@
-// The first thread has ended, and stays in the kernel's list of threads as long as there are others: the process forks all
-// the same, and leaves the pool.
+// The first thread has ended, and stays in the kernel's list of threads while there are others: the process still
+// forks, and the heap leaves the pool.
 //
 //   forks_without_its_first_thread
 //

@@ -1,6 +1,6 @@
-// Blocks cross the border of a library that is loaded while the program runs, both ways: what one has got the other
-// changes and gives back, small and large, from each function of the allocator, by another thread too, and after the
-// library is gone. The library's constructor, its destructor and its storage of threads use the heap as well.
+// A program and a library that it loads resize and free each other's blocks: small and large, from each function of the
+// allocator, in another thread too, and after the library is unloaded. The library's constructor, its destructor and
+// its thread-local storage use the heap as well.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -fPIC -shared -DLIBRARY -o $BUILD/library.so $SRC
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC -lpthread -ldl
@@ -12,7 +12,7 @@
 
 enum { KINDS = 9, SIZES = 11, STORAGE = 100000 };
 
-/* The names by which the library is asked for what it can do. */
+/* The functions of the library. */
 struct library {
     void *(*get)(int kind, size_t size);
     int (*put)(void *block, size_t size);
@@ -48,7 +48,7 @@ static void *get(int kind, size_t size) {
     }
 }
 
-/* Gives a block back that is filled with 1. */
+/* Checks that a block is filled with 1, and frees it. */
 static int put(void *block, size_t size) {
     char *bytes = block;
     if (malloc_usable_size(block) < size || bytes[0] != 1 || bytes[size - 1] != 1)

@@ -74,7 +74,7 @@ static int hopeless(void) {
     }
     for (int i = 0; i < BLOCKS; i++)
         free(blocks[i]);
-    /* With a limit, more than that. */
+    /* If there is a limit, more than the limit. */
     getrlimit(RLIMIT_AS, &limit);
     size_t size = limit.rlim_cur == RLIM_INFINITY ? (size_t)1 << 60 : limit.rlim_cur + 1;
     char *kept = malloc(KEPT), *large = malloc(LARGE / 4);

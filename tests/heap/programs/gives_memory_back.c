@@ -1,6 +1,6 @@
 // Fills memory with blocks, frees most blocks, prints `held BYTES` and `freed`, and waits for a line: `idle` and `trim`
-// do nothing meanwhile, `busy` allocates a few small blocks. `trim` then calls malloc_trim, prints `returned RESULT` and
-// `trimmed`, and waits for another line.
+// do nothing meanwhile, `busy` allocates a few small blocks. `trim` then calls malloc_trim, prints `returned RESULT`
+// and `trimmed`, and waits for another line.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
 #include <malloc.h>
@@ -14,7 +14,7 @@ static const struct kind {
     size_t size, count, keep;
 } kinds[] = {{"middle", 2 << 20, 200, 10}, {"small", 120, 2000000, 0}};
 
-/* True once standard input has a line, which is read. */
+/* Reads a line if standard input has one within the time. Returns true if it had. */
 static int has_line(int milliseconds) {
     struct pollfd input = {.fd = 0, .events = POLLIN};
     char line[16];

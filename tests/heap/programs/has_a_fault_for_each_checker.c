@@ -1,5 +1,5 @@
-// Has the fault that a word names, which the tool that it was built for finds: it writes behind a block (address), two threads write
-// to a variable (thread), it loses a block (leak).
+// Has the fault that its argument names, for the tool that it was built for: a write behind a block (address), two
+// threads that write to a variable (thread), a lost block (leak).
 //
 // build: gcc -g -O0 -pthread -o $OUT $SRC
 #include <pthread.h>

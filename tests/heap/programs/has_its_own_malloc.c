@@ -1,5 +1,5 @@
-// Defines malloc and its kin itself, and says whether its blocks are its own, and the pages of the pool that are free while
-// it runs: `own 12` for example. The argument is the file with that number.
+// Defines malloc and related functions itself. Prints whether its blocks are its own, and the number of free pool
+// pages, for example `own 12`. The argument is the file with that number.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
 #include <stddef.h>

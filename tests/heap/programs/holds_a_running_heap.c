@@ -1,6 +1,6 @@
-// Fills 48 MiB in small blocks and 16 MiB in one, on ordinary pages, prints `ready` and waits for a line; then checks
-// that all of it is as it was, while a thread keeps writing to a part of it. With an argument it has switched transparent
-// huge pages off for itself (PR_SET_THP_DISABLE), and finds that so afterwards.
+// Fills 48 MiB in small blocks and 16 MiB in one, on ordinary pages, prints `ready` and waits for a line. Then checks
+// that the contents are unchanged, while a thread keeps writing to a part of the memory. With an argument it disables
+// transparent huge pages for itself (PR_SET_THP_DISABLE), and checks afterwards that this setting is unchanged.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC -lpthread
 #include <pthread.h>

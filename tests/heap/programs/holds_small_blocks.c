@@ -1,7 +1,7 @@
-// Threads fill small blocks of many sizes, and each frees every third of its own; half of the threads then end, with
-// their blocks held. Prints `held ASKED USABLE`, the bytes by what was asked for and by malloc_usable_size, and `ready`,
-// and waits for a line. Then one thread frees all, and the living threads go on for a moment, which takes back what was
-// theirs; prints `freed`, and waits again.
+// Threads fill small blocks of many sizes, and each frees every third of its blocks; half of the threads then end, and
+// their blocks remain. Prints `held ASKED USABLE`, the requested bytes and those by malloc_usable_size, then `ready`,
+// and waits for a line. Then one thread frees all blocks, and the living threads allocate for a moment, which reclaims
+// their blocks. Prints `freed`, and waits again.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC -lpthread
 #include <malloc.h>
@@ -44,7 +44,7 @@ static void *fill(void *argument) {
     if (thread % 2)
         return NULL;
     pthread_barrier_wait(&freed);
-    // Each size once more, as many as all threads have had: that takes back what others have freed, from whichever pages.
+    // Allocates each size once more, as often as all threads together: this reclaims all blocks that others have freed.
     for (int kind = 0; kind < KINDS; kind++) {
         size_t count = THREADS * kinds[kind].count;
         char **again = calloc(count, sizeof *again);

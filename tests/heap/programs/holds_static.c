@@ -1,5 +1,5 @@
-// A static program that fills 64 MiB, in blocks that its allocator maps by themselves and in small ones, prints `ready`
-// and waits. No preloaded heap reaches it.
+// A static program that fills 64 MiB, in blocks that its allocator maps separately and in small ones, prints `ready`
+// and waits. It loads no preloaded heap.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -static -o $OUT $SRC
 #include <stdio.h>

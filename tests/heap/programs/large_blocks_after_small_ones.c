@@ -1,5 +1,5 @@
-// Started with a limit of address space. Fills most of the limit with small blocks, frees them, and takes a large block that
-// fits only into the same memory. Repeats this several times.
+// Started with a limit of address space. Fills most of the limit with small blocks, frees them, and takes a large block
+// that fits only into the same memory. Repeats this several times.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
 #include <stdio.h>

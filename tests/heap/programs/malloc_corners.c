@@ -1,6 +1,6 @@
-// The corners of the allocator's functions, as malloc(3) and its kin and the GNU C library have them: nothing, too much,
-// wrong alignments, contents that stay, memory that is usable to its end, errno, other libraries' blocks, forks and
-// threads that end with blocks in use.
+// Edge cases of the allocator's functions, as in malloc(3), related pages and the GNU C library: no bytes, too many
+// bytes, wrong alignments, unchanged contents, memory that is usable to its end, errno, other libraries' blocks, forks,
+// and threads that end with blocks in use.
 //
 // build: gcc -g -O1 -Wall -Wno-alloc-size-larger-than -fno-builtin -o $OUT $SRC -lpthread
 #define _GNU_SOURCE
@@ -23,7 +23,7 @@
             exit(1);                                                                                                     \
         }                                                                                                                \
     } while (0)
-/* `what` gives null and says why. */
+/* `what` returns null and sets errno to `why`. */
 #define REFUSED(what, why)                                                                                               \
     do {                                                                                                                 \
         errno = 0;                                                                                                       \
@@ -32,7 +32,7 @@
 
 enum { MOST = 48 << 20, HELD = 100 };
 
-/* Not known to the compiler. */
+/* Volatile, so that the compiler does not know the values. */
 static volatile size_t huge = PTRDIFF_MAX, all = SIZE_MAX, three = 3;
 
 static void nothing(void) {
@@ -76,7 +76,8 @@ static void too_much(void) {
     free(block);
 }
 
-/* memalign takes the next power of two. aligned_alloc is the same up to glibc 2.37, and later refuses all others. */
+/* memalign uses the next power of two. aligned_alloc does the same up to glibc 2.37, and later refuses other
+   alignments. */
 static void odd_alignments(void) {
     const size_t odd[] = {0, 3, 24, 48, 100, 3 * 4096, (3 << 20) + 1};
     int minor = atoi(gnu_get_libc_version() + 2);
@@ -136,7 +137,7 @@ static void whole(const unsigned char *block, size_t size, unsigned char tag) {
     CHECK(size == 0 || block[size - 1] == tag);
 }
 
-/* Through all classes of sizes, up and down; each block is written to the end of what is usable. */
+/* Resizes through all classes of sizes, up and down; each block is written to its usable end. */
 static void sizes(void) {
     unsigned char *block = NULL;
     size_t before = 0;
@@ -185,7 +186,7 @@ static void errno_stays(void) {
     }
 }
 
-/* The C library's own functions give blocks that are ours to free, and take ours to lengthen. */
+/* The program frees blocks from functions of the C library, and these functions extend the program's blocks. */
 static void with_the_c_library(void) {
     char *text = strdup("hello"), *line = malloc(4), *printed = NULL;
     size_t room = 4;

@@ -1,5 +1,5 @@
-// C++'s ways to memory: new and delete of all sizes, aligned, nothrow and of arrays; a request that nobody can fulfil
-// throws, or gives null; containers and threads that hand blocks to one another.
+// C++ allocation: new and delete of all sizes, aligned, nothrow and for arrays; a request that is too large throws, or
+// returns null; containers and threads pass blocks to each other.
 //
 // build: g++ -std=c++17 -g -O1 -Wall -fno-builtin -o $OUT $SRC -lpthread
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Reads of io_uring into the heap are under way while the process forks: one into a registered buffer, which the kernel
-// knows by its pages, and one by a worker, which knows it by its address. What they bring must arrive, in every round. A
-// thread writes all the while. A child finds the heap as it was, uses it and has a child of its own.
+// Reads by io_uring into the heap are in progress while the process forks: one into a registered buffer, which the
+// kernel knows by its pages, and one by a worker, which knows the address. The data of both must arrive in every round.
+// A thread writes all the time. A child finds the heap unchanged, uses it and forks again.
 //
 //   reads_while_it_forks ROUNDS MEBIBYTES
 //

@@ -1,4 +1,4 @@
-// Compares what mallinfo2(3), mallinfo(3), malloc_info(3) and malloc_stats(3) report with the blocks that it holds.
+// Compares the reports of mallinfo2(3), mallinfo(3), malloc_info(3) and malloc_stats(3) with the blocks that it holds.
 //
 // build: gcc -g -O1 -Wall -Wno-deprecated-declarations -fno-builtin -o $OUT $SRC
 #include <malloc.h>

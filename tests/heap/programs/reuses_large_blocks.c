@@ -1,5 +1,4 @@
-// Takes and gives back large blocks again and again, and makes them longer and shorter, then holds one of 20 MiB. Prints
-// `ready` and waits.
+// Repeatedly allocates, resizes and frees large blocks, then holds one of 20 MiB. Prints `ready` and waits.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
 #include <stdio.h>

@@ -1,5 +1,5 @@
-// Not a heap, but a library that has an account like ours, with the words that it finds in ACCOUNT: the numbers of its
-// fields after the first. `self` is the address of the account.
+// Not a heap, but a library with an account like that of the preloaded heap. ACCOUNT gives the fields after the first
+// as numbers. `self` is the address of the account.
 //
 // build: gcc -g -O1 -Wall -shared -fPIC -o $OUT $SRC
 #define _GNU_SOURCE

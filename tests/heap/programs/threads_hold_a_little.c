@@ -1,4 +1,4 @@
-// Many threads each hold a few small blocks: none may take a huge page for itself alone. Prints `ready` and waits.
+// Many threads each hold a few small blocks: no thread may need a separate huge page. Prints `ready` and waits.
 //
 // build: gcc -g -O1 -Wall -o $OUT $SRC -lpthread
 #include <pthread.h>

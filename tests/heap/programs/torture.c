@@ -1,5 +1,5 @@
-// Random blocks of random sizes and alignments by several threads, with their contents checked: malloc, calloc, realloc,
-// posix_memalign, free by other threads, and forks at random moments whose children go on allocating.
+// Several threads allocate blocks of random sizes and alignments and check their contents: malloc, calloc, realloc,
+// posix_memalign, free by other threads, and forks at random moments whose children continue to allocate.
 //
 //   torture OPERATIONS THREADS FORKS SEED [LARGEST-MEBIBYTES]
 //
@@ -61,7 +61,7 @@ static void fill(struct slot *slot) {
     slot->block[slot->size - 1] = slot->tag;
 }
 
-/* Checks the first `size` bytes of what `fill` wrote into a block of `was` bytes. */
+/* Checks the first `size` bytes of a block of `was` bytes that `fill` has written. */
 static void check(const unsigned char *block, size_t was, size_t size, unsigned char tag, const char *what) {
     size_t step = was <= WHOLE ? 1 : STRIDE;
     for (size_t at = 0; at < size; at += step)
@@ -88,7 +88,7 @@ static void allocate(struct slot *slot, uint64_t *state) {
     } else if (kind == 1) {
         size_t align = (size_t)16 << next(state) % 19;
         void *block = NULL;
-        /* It returns its error; errno may stay as it was. */
+        /* posix_memalign returns its error; errno may be unchanged. */
         error = posix_memalign(&block, align, slot->size);
         if (error == 0 && (uintptr_t)block % align)
             fail("posix_memalign gave a wrong alignment", align, slot->size);
@@ -154,7 +154,7 @@ static int fork_once(uint64_t *state) {
     memset(block, tag, size);
     pid_t child = fork();
     if (child == 0) {
-        /* The parent writes at once; this must see what was there at the fork, and go on allocating. */
+        /* The parent writes at once; the child must see the contents at the fork, and continue to allocate. */
         for (size_t at = 0; at < size; at++)
             if (block[at] != tag)
                 _exit(3);

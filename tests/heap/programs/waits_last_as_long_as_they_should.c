@@ -1,10 +1,9 @@
-// Threads wait in calls that last a certain time while the process forks again and again and all of its other threads are
-// stopped for each fork. Each wait ends as it would without that: it has its result and no EINTR, is not shorter than it
-// was to be, and ends although it is interrupted many times more often than fit into it. A wait that is interrupted near
-// its end by one fork does not begin again, and one whose time is over when a fork comes has its result; a signal of the
-// program's own still ends one.
+// Threads wait in calls with a fixed time while the process forks repeatedly; each fork stops all other threads. Each
+// wait ends as it would without forks: it has its result and no EINTR, is not too short, and ends although forks
+// interrupt it many more times than its length contains. A wait that a fork interrupts near its end does not begin
+// again, and a wait whose time is over at a fork has its result. A signal of the program itself still ends a wait.
 //
-// A filter lets no memory be moved to a certain address, so that the heap cannot leave the pool: each fork is refused
+// A filter refuses to move memory to a certain address, so that the heap cannot leave the pool: each fork is refused
 // after all threads have been stopped.
 //
 //   waits_last_as_long_as_they_should
@@ -38,7 +37,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Milliseconds; a fork comes every PERIOD for up to ROUNDS times, which is many times LENGTH. */
+/* Milliseconds; there is a fork every PERIOD, up to ROUNDS times, in total many times LENGTH. */
 enum { LENGTH = 300, PERIOD = 50, ROUNDS = 300, LONG = 3000, SECONDS = 120 };
 
 static void fail(const char *what) {
@@ -58,7 +57,7 @@ static void sleep_until(double moment) {
         ;
 }
 
-/* Of the clock that the kernel's ticks drive. In a machine whose ticks come late it is as late as they are. */
+/* Milliseconds of the clock that the kernel's ticks drive. If the ticks come late, this clock is late, too. */
 static double ticked(clockid_t clock, int (*ask)(clockid_t, struct timespec *)) {
     struct timespec time;
     if (ask(clock, &time)) fail("CLOCK_MONOTONIC_COARSE");
@@ -69,7 +68,7 @@ static struct timespec of(int milliseconds) {
     return (struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000L};
 }
 
-/* Each returns 0 where the wait ended by its time. */
+/* Each returns 0 if the wait ended by its timeout. */
 static int in_nanosleep(int length) {
     struct timespec time = of(length);
     return nanosleep(&time, NULL);
@@ -164,9 +163,9 @@ static int in_receive(int length) {
 struct wait {
     const char *name;
     int (*wait)(int);
-    /* The kernel knows what is left of it; else it may give EINTR once it has lasted longer than it should. */
+    /* The kernel knows the remaining time. Otherwise the call may fail with EINTR once it has lasted too long. */
     int is_kept;
-    /* It is counted in the kernel's ticks (semtimedop: until Linux 5.15). */
+    /* The kernel counts the wait in ticks (semtimedop: until Linux 5.15). */
     int in_ticks;
     volatile int begun, ended, result, error;
     volatile double from, to, first_tick, last_tick;
@@ -222,7 +221,7 @@ static void fork_refused(void) {
     if (child > 0 || errno != ENOMEM) fail("a fork was not refused");
 }
 
-/* Asleep until a signal or something else wakes it, which is what all of the waits are; false for one that has ended. */
+/* True if the thread sleeps interruptibly, as in all waits; false if it has ended. */
 static int is_asleep(int thread) {
     char path[64], text[512];
     snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
@@ -234,13 +233,13 @@ static int is_asleep(int thread) {
     return strstr(text, ") S ") != NULL;
 }
 
-/* Returns when all that have not ended sleep in the kernel. */
+/* Returns once each thread sleeps in the kernel or has ended. */
 static void await_sleep(void) {
     for (int i = 0; i < WAITS; i++)
         while (!waits[i].ended && !(waits[i].begun && is_asleep(waits[i].begun))) poll(NULL, 0, 1);
 }
 
-/* Begins all waits and returns when all sleep in the kernel. */
+/* Begins all waits and returns once all threads sleep in the kernel. */
 static void begin(int milliseconds) {
     length = milliseconds;
     for (int i = 0; i < WAITS; i++) {
@@ -250,7 +249,8 @@ static void begin(int milliseconds) {
     await_sleep();
 }
 
-/* Begins waits of this length, or longer ones on a slow machine, such that a fork sees all of them asleep before they end. */
+/* Begins waits of this length, or longer ones on a slow machine, so that a fork sees all threads asleep before they
+   wake. */
 static int begin_and_be_seen(int milliseconds) {
     for (;; milliseconds *= 2) {
         begin(milliseconds);
@@ -278,8 +278,8 @@ static void check_results(int may_be_interrupted) {
             fprintf(stderr, "%s: %d, %s\n", wait->name, wait->result, strerror(wait->error));
             _exit(2);
         }
-        /* Clocks of the kernel's timers and of clock_gettime differ by less than a millisecond. A wait in ticks begins and
-           ends within one. */
+        /* Clocks of the kernel's timers and of clock_gettime differ by less than a millisecond. A wait in ticks begins
+           and ends within one. */
         double least = wait->in_ticks ? length - 2 * ticked(CLOCK_MONOTONIC_COARSE, clock_getres) : length - 1;
         double lasted = wait->in_ticks ? wait->last_tick - wait->first_tick : wait->to - wait->from;
         if (lasted < least && !forgiven) {
@@ -289,7 +289,7 @@ static void check_results(int may_be_interrupted) {
     }
 }
 
-/* Interrupted again and again. */
+/* Interrupts the waits repeatedly. */
 static void often(void) {
     int round = 0, usual = begin_and_be_seen(LENGTH);
     for (; !all_ended(); round++) {
@@ -313,7 +313,7 @@ static void *be_late(void *moment) {
     return NULL;
 }
 
-/* Interrupted once, near the end: what the kernel knows the rest of ends before half of its length has passed again. */
+/* Interrupts the waits once, near their end: if the kernel knows the remaining time, the wait does not begin again. */
 static void once(void) {
     pthread_t clock;
     begin(LONG);
@@ -353,9 +353,9 @@ static void *take_cpu(void *moment) {
     return NULL;
 }
 
-/* Interrupted once their time is over, before they have run again; and by a fork before, which has seen them. On AArch64 a
-   call's first argument is lost when it ends, and nothing tells that this is still the call which was seen: only what the
-   kernel continues by itself goes on. */
+/* Interrupts the waits once their time is over, before the threads have run again; an earlier fork has seen the calls.
+   On AArch64 a call's first argument is lost when it ends, and the call can no longer be recognised as the one seen
+   before: only calls that the kernel itself restarts continue. */
 static void over_and_not_back(void) {
     pthread_t other;
     if (sysconf(_SC_NPROCESSORS_ONLN) < 2) {
@@ -384,7 +384,7 @@ static volatile int handled;
 
 static void handle(int number) { handled = number; }
 
-/* What the program's own signal ends gives EINTR, though a fork has interrupted it before. */
+/* A wait that the program's own signal ends fails with EINTR, even after an interruption by a fork. */
 static void ended_by_own_signals(void) {
     struct sigaction action = {.sa_handler = handle};
     sigaction(SIGUSR1, &action, NULL);
@@ -396,7 +396,7 @@ static void ended_by_own_signals(void) {
     }
     for (int i = 0; i < WAITS; i++) {
         struct wait *wait = &waits[i];
-        /* Of a condition the C library makes no EINTR. */
+        /* The C library returns no EINTR from a wait for a condition. */
         if (wait->wait == in_condition) continue;
         handled = 0;
         while (!wait->ended) {

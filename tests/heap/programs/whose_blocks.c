@@ -1,5 +1,5 @@
-// Whose the blocks of malloc and its kin are, and in C++ those of new, in a program with a shared allocator: the library
-// tells that by a function of its own. malloc_usable_size knows each block, and realloc and free take it.
+// Reports the owner of the blocks of malloc and related functions, and of new in C++, in a program with a shared
+// allocator: a function of that library recognises its blocks. malloc_usable_size, realloc and free accept each block.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC -ldl
 #define _GNU_SOURCE
@@ -26,7 +26,7 @@ static int (*tcmalloc_owner)(const void *);
 static int (*jemalloc_control)(const char *, void *, size_t *, void *, size_t);
 static bool (*mimalloc_has)(const void *);
 
-/* Asked right after each call that gives a block. */
+/* To be called immediately after each allocation. */
 static int is_its_own(void *block) {
     static uint64_t before;
     uint64_t allocated = 0;
@@ -34,7 +34,7 @@ static int is_its_own(void *block) {
     if (tcmalloc_owner)
         return tcmalloc_owner(block) == 1;
     if (jemalloc_control) {
-        /* It takes no block that it does not know, but counts what the thread has got. */
+        /* jemalloc accepts no unknown block, but counts the thread's allocated bytes. */
         CHECK(jemalloc_control("thread.allocated", &allocated, &length, NULL, 0) == 0);
         int is_more = allocated > before;
         before = allocated;
@@ -62,7 +62,7 @@ static void say(const char *what, int own, int all) {
 }
 
 #ifdef __cplusplus
-/* Where a block is changed by realloc, or freed by free, depends on the library; its size may be asked for. */
+/* Whether realloc and free accept a block of new depends on the library; malloc_usable_size accepts it. */
 static void of_new() {
     int own = 0;
     for (int i = 0; i < SIZES; i++) {

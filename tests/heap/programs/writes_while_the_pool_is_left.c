@@ -1,6 +1,6 @@
-// Threads write to all of the pool's pages without a pause while the process forks for the first time, which is when the
-// heap leaves the pool: no write is lost, in none of the blocks. The child finds what had been written by then, and uses
-// the heap. What each thread has written it knows from memory that does not move.
+// Threads constantly write to all pool pages while the process forks for the first time, which makes the heap leave the
+// pool: no write to any block is lost. The child finds all earlier writes, and uses the heap. Each thread records its
+// writes in memory that does not move.
 //
 //   writes_while_the_pool_is_left
 //
@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A thread has a block on grains of its own, one that mimalloc has, and many small ones. */
+/* Each thread has a block on separate grains, one from mimalloc, and many small ones. */
 enum { WRITERS = 3, LARGE = 10 << 20, MIDDLE = 3 << 20, SMALL = 200, SMALLS = 500, LISTS = 64, STEP = 1024 };
 enum { ROUNDS_BEFORE = 20, ROUNDS_AFTER = 20, SECONDS = 10 };
 enum { WORDS = LARGE / STEP + MIDDLE / STEP + SMALLS };

@@ -1,5 +1,5 @@
-// Stands in for mimalloc's header when its test suite is built against the standard names of the allocator: what the
-// suite calls by mimalloc's own names is done by malloc and its kin, C++'s containers by new and delete.
+// Replaces mimalloc's header when its test suite is built against the standard names of the allocator: malloc and
+// related functions serve mimalloc's own names, and new and delete serve C++ containers.
 #ifndef STANDARD_NAMES_H
 #define STANDARD_NAMES_H
 
@@ -38,7 +38,7 @@ static inline void mi_collect(bool force) { (void)force; }
 
 static inline void *mi_malloc_aligned(size_t size, size_t align) { return memalign(align, size); }
 static inline void *mi_malloc_aligned_at(size_t size, size_t align, size_t offset) {
-    /* No standard name aligns what is behind the block's start. */
+    /* No standard function aligns an address after the block's start. */
     return offset % align == 0 ? memalign(align, size) : NULL;
 }
 static inline void *mi_zalloc(size_t size) { return calloc(1, size); }
@@ -50,7 +50,7 @@ static inline void *mi_zalloc_aligned(size_t size, size_t align) {
 static inline void *mi_calloc_aligned(size_t count, size_t size, size_t align) {
     return mi_zalloc_aligned(count * size, align);
 }
-/* What realloc keeps is all that was usable, and calloc clears all of that. */
+/* realloc keeps all usable bytes, and calloc clears them. */
 static inline void *mi_rezalloc(void *block, size_t size) {
     size_t before = malloc_usable_size(block);
     char *moved = (char *)realloc(block, size);
