@@ -1,4 +1,4 @@
-//! Images of real and of odd programs hold their very bytes, where huge pages can map them.
+//! Images of real and of unusual programs contain exactly their bytes, at offsets that huge pages can map.
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
@@ -58,7 +58,7 @@ fn of_file(t: &Context, file: &Path, options: &[&str]) -> Result<()> {
     let row = &store.images(t)?[0];
     let listed = |field: &str| row["coverage"][field].as_u64().with_context(|| format!("no {field} in {row}"));
     ensure!(listed("mappable")? >= bytes, "{row}: {bytes} bytes can be mapped");
-    // How many huge pages there are depends on the machine's memory; that all agree about it does not.
+    // The number of huge pages depends on the machine's memory, but all reports must agree.
     ensure!(huge == bytes || listed("huge")? < listed("mappable")?, "{huge} of {bytes} huge, but {row}");
     ensure!(row["source_state"] == "same" && row["source"] == file.display().to_string().as_str(), "{row}");
     ensure!(Some(store.used()?) >= row["memory"].as_u64(), "{row}, {} used", store.used()?);
@@ -76,7 +76,7 @@ fn on_hugetlbfs(t: &Context) -> Result<()> {
         ensure!(bytes == huge, "{huge} of {bytes} are huge");
         let taken = free - t.pool()?.free()?;
         ensure!(Some(taken * page.bytes()) == store.images(t)?[0]["memory"].as_u64(), "{taken} pages are taken");
-        // Two pages too few for a second one of the same size.
+        // Two pages too few for a second image of the same size.
         t.pool()?.resize(taken - 2)?;
         let copy = test_support::copy_of_a_program(t, "another")?;
         let output = store.image(t, "add", &[&copy.to_string_lossy()])?;

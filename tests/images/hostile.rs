@@ -1,4 +1,4 @@
-//! What users do to have others run old code, to read what they may not, and to fill the store.
+//! Attacks of users: to make others run old code, to read private files, and to fill the store.
 
 use crate::runs::{check, end, start};
 use crate::safety::{NOBODY, as_nobody, refused};
@@ -16,13 +16,13 @@ use test_support::{
     default_huge_page, make_small, poll_until, test_case,
 };
 
-/// Bytes that a page of the small programs' code has, behind its function, and that nothing executes.
+/// Offset within a page of the small programs' code, after the page's function, that nothing executes.
 const BEHIND_THE_FUNCTION: u64 = 100;
 
-/// A file whose time of change is told in whole seconds rests after so long.
+/// A file with a time of change in whole seconds counts as unchanged after this time.
 const WHOLE_SECONDS: Duration = Duration::from_secs(4);
 
-/// For a command that waits for a lock which nobody gives back. Without that it takes a second.
+/// Time limit of a command while a user holds a lock. Without the lock it takes a second.
 const HELD_UP: Duration = Duration::from_secs(60);
 
 pub fn tests() -> Vec<Test> {
@@ -59,7 +59,7 @@ fn tool(t: &Context, name: &str, arguments: &[&dyn AsRef<OsStr>]) -> Result<Outp
     t.run(command)?.success()
 }
 
-/// Where a byte lies in the file that every image holds in a whole huge page, and that can be changed without harm.
+/// The offset in the file of a byte that every image has in a whole huge page, and that can be changed without harm.
 fn harmless_place(t: &Context, store: &TestStore, file: &Path) -> Result<u64> {
     let image = store.add(t, file)?;
     let place = image.ranges(file)?[0].source_offset + BEHIND_THE_FUNCTION;
@@ -75,7 +75,7 @@ fn writer(t: &Context, file: &Path, place: u64) -> Result<Session> {
     Ok(session)
 }
 
-/// The program runs what is in its file, whatever it was lifted from.
+/// Checks that the program runs the code of its file, whatever source it was lifted from.
 fn runs_its_file(t: &Context, store: &TestStore, file: &Path) -> Result<Output> {
     let session = start(t, &store.path, &Command::new(file), "auto")?;
     let view = View::of(session.pid())?;
@@ -110,7 +110,7 @@ fn written_through_a_mapping(t: &Context) -> Result<()> {
     runs_its_file(t, &store, &file)?;
     refused(&while_mapped, &["a process has the file open for writing, or mapped", "fuser -v "])?;
     store.add(t, &file)?.compare(t, &file)?;
-    // Once there is an image, whoever writes gives the file another time.
+    // Once there is an image, a write changes the file's time.
     File::options().write(true).open(&file)?.write_all_at(&[67], place)?;
     let image = store.add(t, &file)?;
     let mut hostile = writer(t, &file, place)?;
@@ -164,7 +164,7 @@ fn changes_unseen(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A loop device with a medium in it; both are let go when dropped.
+/// A mounted loop device with a medium; unmounted and detached when dropped.
 struct Medium {
     device: PathBuf,
     mounted: Option<Mounted>,
@@ -192,7 +192,7 @@ impl Drop for Medium {
         drop(self.mounted.take());
         let backing =
             Path::new("/sys/block").join(self.device.file_name().unwrap_or_default()).join("loop/backing_file");
-        // The device is let go once nobody has it open, udev among others.
+        // The device can be detached once no process, such as udev, has it open.
         let detached = poll_until(Duration::from_secs(30), "the loop device to be free", || {
             let _ = Command::new("losetup").arg("--detach").arg(&self.device).output();
             !backing.exists()
@@ -203,7 +203,7 @@ impl Drop for Medium {
     }
 }
 
-/// A medium with a program, and another that differs in one byte of it and in no number or time.
+/// A medium with a program, and another with the same numbers and times, whose program differs in one byte.
 fn two_media(t: &Context, program: &Path, place: u64) -> Result<(PathBuf, PathBuf)> {
     let (first, second) = (t.folder().join("first.img"), t.folder().join("second.img"));
     let contents = t.folder().join("contents");
@@ -230,7 +230,7 @@ fn another_medium(t: &Context) -> Result<()> {
     };
     let medium = Medium::put_in(t, &first, None, "ext4")?;
     let (device, before) = (medium.device.clone(), numbers(&medium.file()?)?);
-    // A time of change in whole seconds, as mkfs writes it, must be some of them ago before an image is made.
+    // An image needs a time of change several seconds ago if the time is in whole seconds, as mkfs writes it.
     let changed = UNIX_EPOCH + Duration::from_secs(changed_at(&medium.file()?)?.0 as u64);
     poll_until(Duration::from_secs(60), "the first medium's file to rest", || {
         SystemTime::now().duration_since(changed).is_ok_and(|age| age > WHOLE_SECONDS)
@@ -249,7 +249,8 @@ fn another_medium(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The file system tells the kernel's folder of it by its identifier alone, which it keeps: the folder is another at each mount.
+/// The kernel's folder of a btrfs has the file system's identifier as its name, at each mount, but each mount makes a
+/// new folder.
 fn on_btrfs(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
     let file = t.folder().join("btrfs.img");
@@ -268,7 +269,7 @@ fn on_btrfs(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What a user gets to read of a file.
+/// True if the user `nobody` can read the file.
 fn nobody_reads(t: &Context, file: &Path) -> Result<bool> {
     let mut command = Command::new("head");
     command.args(["-c", "100"]).arg(file);
@@ -295,7 +296,7 @@ fn taken_back(t: &Context) -> Result<()> {
         ensure!(image.path.exists(), "{name} removes an image of a file that is still the same");
         ensure!(!nobody_reads(t, &image.path)?, "after {name}: the image of a private file can be read");
     }
-    // Nobody but root gets what the old image showed, either, when there is a newer one.
+    // If there is a newer image, only root can read the old one, too.
     open(0o755)?;
     let image = store.add(t, &file)?;
     fs::set_permissions(&file, Permissions::from_mode(0o700))?;
@@ -357,7 +358,7 @@ fn users_files(t: &Context) -> Result<()> {
     runs_its_file(t, &store, &file)?;
     ensure!(store.used()? == 0, "{stored} bytes of a user take {} of the store", store.used()?);
     says_why(t, &store, &file, "no image is made of it automatically, since its owner is user 65534")?;
-    // What anybody may write, and what lies where others may mount, is not root's own either.
+    // Files that others may write, and files on mounts of others, do not count as root's own either.
     chown(&file, Some(0), None)?;
     fs::set_permissions(&file, Permissions::from_mode(0o757))?;
     says_why(t, &store, &file, "since others than root may write it (mode 757)")?;
@@ -387,7 +388,7 @@ fn aged(t: &Context, file: &Path) -> Result<()> {
     tool(t, "touch", &[&"-m", &"-d", &"2 days ago", &file]).map(drop)
 }
 
-/// Makes an image look as if it had been used for the last time so many days ago.
+/// Sets the time of an image's last use to this many days ago.
 fn last_used(t: &Context, image: &Image, days: u32) -> Result<()> {
     tool(t, "touch", &[&"-a", &"-d", &format!("{days} days ago"), &image.path]).map(drop)
 }
@@ -402,14 +403,14 @@ fn unused(t: &Context) -> Result<()> {
     };
     ensure!(gc(&[])?, "a new image is removed");
     last_used(t, &image, 40)?;
-    // What Pagelift itself looks at is not used by that.
+    // A read by Pagelift itself is no use.
     store.list(t)?;
     ensure!(gc(&["--dry-run"])?, "a dry run removes something");
     ensure!(!gc(&[])?, "an image that nobody has used for 40 days stays");
     let image = store.add(t, &file)?;
     last_used(t, &image, 40)?;
     ensure!(gc(&["--unused-for", "50d"])?, "an image that was used 40 days ago is removed for not being used for 50");
-    // A process that maps it uses it, however long ago that began.
+    // A process that maps an image uses it, however long ago the mapping was made.
     let (command, _) = image.mapper(&file)?;
     let mut session = t.session(command)?;
     session.wait_for_line("ready")?;
@@ -445,7 +446,7 @@ fn by_size(t: &Context) -> Result<()> {
 }
 
 fn room(t: &Context) -> Result<()> {
-    // Half of it holds one image, the whole holds two.
+    // Half of the store has room for one image, the whole for two.
     let store = TestStore::of(t, "64M")?;
     let (first, second) = (copy_of_a_program(t, "first")?, copy_of_a_program(t, "second")?);
     aged(t, &first)?;
@@ -464,13 +465,13 @@ fn room(t: &Context) -> Result<()> {
     last_used(t, &image, 2)?;
     runs_its_file(t, &store, &second)?;
     ensure!(sources()? == [name(&second)], "{:?}", sources()?);
-    // Whoever asks has the other half, and what somebody asked for makes no room.
+    // Requested images get the other half, and are not removed to make room.
     store.add(t, &first)?;
     ensure!(sources()? == [name(&first), name(&second)], "{:?}", sources()?);
     Ok(())
 }
 
-/// Somebody who rules over a mount namespace puts a file of his own where the store has the image.
+/// The owner of a mount namespace mounts a separate file over the image in the store.
 fn foreign_image(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
     let file = Program::named("start/fixed_address_executable.c")?.build()?;
@@ -495,13 +496,14 @@ fn foreign_image(t: &Context) -> Result<()> {
     ensure!(!view.space.mappings().iter().any(|m| m.path().is_some_and(|path| image.path.ends_with(path))), "mapped");
     t.note(output.stderr);
     end(session)?;
-    // The image itself serves whoever sees it.
+    // Processes that see the image itself use it.
     let session = start(t, &store.path, &Command::new(&file), "image")?;
     check(&session, &store.path)?;
     end(session).map(drop)
 }
 
-/// An ordinary user who holds a shared lock on everything below these paths that he can open, and the number of locks.
+/// Starts a process of an ordinary user with a shared lock on every file below these paths that the user can open.
+/// Returns it, and the number of locks.
 fn locking(t: &Context, paths: &[&Path]) -> Result<(Session, usize)> {
     let mut command = Program::named("images/locks_what_it_can_open.c")?.command()?;
     command.args(paths).uid(NOBODY).gid(NOBODY).current_dir("/");
@@ -516,7 +518,7 @@ fn locked_images(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
     let (first, second) = (copy_of_a_program(t, "first")?, copy_of_a_program(t, "second")?);
     let folder_of = |image: &Image| image.path.parent().map(Path::to_owned).context("no folder");
-    // A maker that was killed has left a folder, empty and for everybody.
+    // A killed maker has left an empty folder that everyone can open.
     let left = folder_of(&store.add(t, &second)?)?;
     store.image(t, "remove", &[&second.to_string_lossy()])?.success()?;
     fs::create_dir(&left)?;
@@ -538,7 +540,7 @@ fn locked_images(t: &Context) -> Result<()> {
     hostile.finish()?.success().map(drop)
 }
 
-/// Records of attempts are for everybody to read.
+/// Everyone can read the records of attempts.
 fn locked_record(t: &Context) -> Result<()> {
     let folder = Path::new("/run/pagelift/page-cache");
     let file = copy_of_a_program(t, "program")?;
@@ -562,7 +564,7 @@ fn locked_record(t: &Context) -> Result<()> {
     hostile.finish()?.success().map(drop)
 }
 
-/// Earlier versions made the lock on pools for everybody to read.
+/// In earlier versions everyone could read the lock file of pools.
 fn locked_pool(t: &Context) -> Result<()> {
     let lock = Path::new("/run/pagelift-pool.lock");
     drop(File::options().create(true).append(true).open(lock)?);

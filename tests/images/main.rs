@@ -1,4 +1,4 @@
-//! Shared images: what is in them, who may make them, what becomes of them, and that tools read them.
+//! Shared images: their contents, the rights to make them, their life cycle, and tools that read them.
 
 mod contents;
 mod hostile;

@@ -1,4 +1,4 @@
-//! Makers that compete, that are killed, and that find no room.
+//! Makers of images that compete, that are killed, or that find no room.
 
 use anyhow::{Context as _, Result, ensure};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use test_support::{Context, Ending, Image, Need, Program, Test, TestStore, copy_
 
 const MAKERS: usize = 20;
 const KILLS: u64 = 150;
-/// At most, where no kill has come before the image, or none after it.
+/// Limit of additional rounds, if no kill came before the image or none after it.
 const ROUNDS_MORE: u64 = 20;
 
 pub fn tests() -> Vec<Test> {
@@ -24,7 +24,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 fn many_makers(t: &Context) -> Result<()> {
-    // Room for three: if each made its own the store would overflow.
+    // The store has room for three: if each maker made a separate image, it would overflow.
     let store = TestStore::of(t, "100M")?;
     let file = Program::named("start/pie_by_default.c")?.build()?;
     let mut makers = Vec::new();
@@ -40,7 +40,7 @@ fn many_makers(t: &Context) -> Result<()> {
     store.add(t, &file)?.compare(t, &file).map(drop)
 }
 
-/// A number that differs from run to run: that is what random moments are for.
+/// A number that differs from run to run, so that the moments are random.
 fn random(below: u64, round: u64) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     (u64::from(now.subsec_nanos()) ^ round.wrapping_mul(0x9e37_79b9_7f4a_7c15)) % below
@@ -50,7 +50,7 @@ fn killed_makers(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
     let file = Program::named("start/pie_by_default.c")?.build()?;
     let (mut whole, mut none) = (0, 0);
-    // Half as long again as a maker takes that is left alone, which depends on the build and on the machine.
+    // 1.5 times the duration of an undisturbed maker, which depends on the build and on the machine.
     let started = std::time::Instant::now();
     store.image(t, "add", &[&file.to_string_lossy()])?.success()?;
     let mut spread = started.elapsed().as_micros() as u64 * 3 / 2;
@@ -58,7 +58,7 @@ fn killed_makers(t: &Context) -> Result<()> {
         store.image(t, "remove", &[image["image"].as_str().context("no path")?])?.success()?;
     }
     for round in 0_u64.. {
-        // That one may have been quicker than all that came after it, by far, or slower.
+        // The undisturbed maker may have been much faster than all later ones, or slower.
         match round.checked_sub(KILLS) {
             Some(0..ROUNDS_MORE) if whole == 0 => spread = spread * 3 / 2,
             Some(0..ROUNDS_MORE) if none == 0 => spread = spread * 2 / 3,
@@ -106,7 +106,7 @@ fn full_store(t: &Context) -> Result<()> {
     ensure!(store.used()? == used && store.images(t)?.len() == 1, "the store has changed");
     ensure!(std::fs::read_dir(&store.path)?.count() == 1, "an empty folder is left");
     image.compare(t, &first)?;
-    // What the message proposes is the fix.
+    // The fix in the message works.
     store.image(t, "setup", &["--size", "100M"])?.success()?;
     store.add(t, &second)?.compare(t, &second).map(drop)
 }
@@ -123,7 +123,7 @@ fn makers_and_removers(t: &Context) -> Result<()> {
         }
         for (command, session) in sessions {
             let output = session.finish()?;
-            // Whoever adds an image maps it, to tell what of it is huge.
+            // The command `add` maps its image to read which parts are huge.
             let missed = ["no image of ", "still map"].iter().any(|t| output.stderr.contains(t));
             let missed = command == "remove" && missed;
             let removed = command == "add" && output.stderr.contains("was removed as soon as it was made");
@@ -150,7 +150,7 @@ fn setup_again(t: &Context) -> Result<()> {
     ensure!(unit.contains(&format!("Where={}\n", store.text())) && unit.contains("huge=always"), "{unit}");
     let line = store.image(t, "setup", &["--print", "fstab"])?.success()?.stdout;
     ensure!(line.split_whitespace().count() == 6 && line.contains("x-mount.mkdir=0755"), "{line}");
-    // What is printed for fstab is what mount(8) understands.
+    // mount(8) accepts the line for fstab.
     let fstab = t.folder().join("fstab");
     let options = ["--install", "fstab", "--fstab", &fstab.to_string_lossy(), "--size", "96M"];
     store.image(t, "setup", &options)?.success()?;
@@ -161,7 +161,7 @@ fn setup_again(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Folders and images are for everybody, whatever the umask of root's shell is.
+/// Everyone can read folders and images, whatever the umask of root's shell is.
 fn private_umask(t: &Context) -> Result<()> {
     let folder = t.folder().join("deep/er/store");
     let line = format!(

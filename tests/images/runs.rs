@@ -1,4 +1,4 @@
-//! Programs that stand on shared images: lifted at the start and while they run, shared between processes, never stale.
+//! Programs on shared images: lifted at the start and while they run, shared between processes, never stale.
 
 use crate::safety::NOBODY;
 use anyhow::{Result, ensure};
@@ -41,14 +41,14 @@ pub fn end(mut session: Session) -> Result<Output> {
     Ok(output)
 }
 
-/// Bytes that the process maps from the store, and how many of them by huge pages.
+/// Bytes that the process maps from the store, and the part of those on huge pages.
 fn from_store(view: &View, store: &Path) -> (u64, u64) {
     let of_store = |path: Option<&str>| path.is_some_and(|path| Path::new(path).starts_with(store));
     let usages = view.usages.iter().filter(|usage| of_store(usage.mapping.path()));
     usages.fold((0, 0), |(all, huge), usage| (all + usage.mapping.range.len(), huge + usage.shmem_huge))
 }
 
-/// Six or seven MiB of code and of constants each hold four MiB of whole huge pages at the least.
+/// Six or seven MiB of code and of constants each have at least four MiB of whole huge pages.
 const AT_LEAST: u64 = 8 << 20;
 
 pub fn check(session: &Session, store: &Path) -> Result<()> {
@@ -72,7 +72,7 @@ fn run_maps_the_image(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A base that copies could cover as well is still not the image's.
+/// Other bases would suit copies equally, but a start uses the base of the image.
 fn any_base(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "64M")?;
     let file = t.folder().join("program");
@@ -129,7 +129,7 @@ fn attach_and_detach(t: &Context) -> Result<()> {
     end(session).map(drop)
 }
 
-/// Another program under the same name, as an upgrade puts it there.
+/// Another program under the same name, as after an upgrade.
 fn changed_program(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
     let at = PathBuf::from(store.text());
@@ -156,7 +156,7 @@ fn no_store(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// An ordinary user cannot make the image that is missing: the next source serves, and the reason names the command.
+/// An ordinary user cannot make a missing image: the next source is used, and the reason names the command.
 fn says_why(t: &Context) -> Result<()> {
     let _at_rest = Setting::khugepaged_at_rest()?;
     let store = TestStore::of(t, "256M")?;

@@ -1,4 +1,4 @@
-//! Who may do what, and what becomes of a store that somebody has tampered with.
+//! Rights of users, and behaviour with a store that was tampered with.
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs::{self, Permissions};
@@ -48,7 +48,7 @@ fn ordinary_user(t: &Context) -> Result<()> {
     let output = as_nobody(t, store.command(t, "add", &[&path])?)?;
     refused(&output, &["only root may change the image store", &format!("pagelift image add {path}")])?;
     let image = store.add(t, &file)?;
-    // Asking for what there is already needs no rights.
+    // A request for an existing image needs no rights.
     let output = as_nobody(t, store.command(t, "add", &[&path])?)?.success()?;
     ensure!(output.stdout.contains(&image.path.display().to_string()), "{}", output.stdout);
     refused(&as_nobody(t, store.command(t, "remove", &[&path])?)?, &["only root may change"])?;
@@ -97,7 +97,7 @@ fn private_store(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Whoever could put links into the store is root already; they are not followed all the same.
+/// Links in a store are not followed, although only root could create them.
 fn links_in_a_store(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
     let file = copy_of_a_program(t, "program")?;

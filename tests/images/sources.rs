@@ -1,4 +1,4 @@
-//! A file that was replaced, edited, cut or removed never meets an old image.
+//! A file that was replaced, edited, cut or removed never gets an old image.
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// What `list` says of the source of each image, sorted.
+/// The state of each image's source in `list`, sorted.
 fn states(t: &Context, store: &TestStore) -> Result<Vec<String>> {
     let states = store.images(t)?.iter().map(|image| image["source_state"].as_str().unwrap_or("").to_owned()).collect();
     let mut states: Vec<String> = states;
@@ -29,7 +29,7 @@ fn states(t: &Context, store: &TestStore) -> Result<Vec<String>> {
     Ok(states)
 }
 
-/// Where in the file a byte lies that every image holds in a whole huge page.
+/// The offset in the file of a byte that every image has in a whole huge page.
 fn place_in(t: &Context, store: &TestStore, file: &Path) -> Result<u64> {
     let range = store.add(t, file)?.ranges(file)?[0];
     Ok(range.source_offset + range.length / 2)
@@ -46,7 +46,7 @@ fn edited(t: &Context) -> Result<()> {
     let range = before.ranges(&file)?[0];
     let modified = file.metadata()?.modified()?;
     write_byte(&file, range.source_offset + 100, 0xa5)?;
-    // Its time put back, its length the same: only the time of change tells.
+    // The file's time is restored and its length is the same: only the time of change differs.
     File::options().write(true).open(&file)?.set_modified(modified)?;
     ensure!(states(t, &store)? == ["changed"], "{:?}", states(t, &store)?);
     let after = store.add(t, &file)?;
@@ -72,7 +72,7 @@ fn edited_at_once(t: &Context) -> Result<()> {
     for byte in 0..40 {
         write_byte(&file, place, byte)?;
         let image = store.add(t, &file)?;
-        // Edited again as soon as the image is there.
+        // The file is edited again as soon as the image exists.
         image.compare(t, &file).with_context(|| format!("edit {byte}"))?;
     }
     Ok(())
@@ -105,7 +105,7 @@ fn being_written(t: &Context) -> Result<()> {
         stop.store(true, Ordering::Relaxed);
         refused
     });
-    // On a busy machine the writer may rest for longer than a file must; what is made then is an image of that moment.
+    // On a busy machine the writer may pause long enough for an image; that image has the contents at that moment.
     let states = states(t, &store)?;
     ensure!(refused > 0 && states.len() <= 11 - refused as usize, "{refused} of 10 were refused: {states:?}");
     store.add(t, &file)?.compare(t, &file).map(drop)
@@ -120,7 +120,7 @@ fn replaced(t: &Context) -> Result<()> {
     let after = store.add(t, &file)?;
     ensure!(after.path != before.path, "the old image is taken for the new file's");
     ensure!(states(t, &store)? == ["changed", "same"], "{:?}", states(t, &store)?);
-    // The kernel stamps a file that gets another name as it does one that gets other contents.
+    // The kernel updates the time of change for a new name as for new contents.
     fs::hard_link(&file, t.folder().join("another"))?;
     let dry = store.image(t, "gc", &["--dry-run"])?.success()?;
     ensure!(dry.stdout.contains("would remove 2 images"), "{}", dry.stdout);

@@ -1,4 +1,4 @@
-//! perf, gdb, uprobes, addr2line and nm read an image as they read its source.
+//! perf, gdb, uprobes, addr2line and nm read an image like its source.
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
@@ -30,7 +30,7 @@ struct InPlace {
 impl InPlace {
     fn new(t: &Context) -> Result<Self> {
         let store = TestStore::of(t, "256M")?;
-        // One of its own: `perf record` links what it has sampled into its cache of build-ids, which is a change of the file.
+        // A separate copy: `perf record` links sampled files into its cache of build-ids, which changes their times.
         let file = t.folder().join("image_runs_in_place");
         copy_program(t, &Program::named("images/image_runs_in_place.c")?.build()?, &file)?;
         let image = store.add(t, &file)?;
@@ -51,7 +51,7 @@ impl InPlace {
         Ok(command)
     }
 
-    /// The program, waiting after it has put its image in place.
+    /// The program, waiting after it has mapped its image.
     fn started(&self, t: &Context) -> Result<Session> {
         let session = t.session(self.command()?)?;
         session.wait_for_line("ready")?;
@@ -60,7 +60,7 @@ impl InPlace {
         Ok(session)
     }
 
-    /// Where the function lies in the image.
+    /// The function's offset in the image.
     fn offset(&self) -> Result<u64> {
         let address = address_space::Address(address_of(&self.file)?);
         self.image.elf()?.offset_of_address(address).context("the function is not in the image")
@@ -101,7 +101,7 @@ fn nm_and_addr2line(t: &Context) -> Result<()> {
     };
     let ((id, others), (image_id, image_others)) = (notes(&program.file)?, notes(&program.image.path)?);
     ensure!(others == image_others, "notes {image_others:?}, of the file {others:?}");
-    // perf must not take one for the other: their offsets differ.
+    // perf must distinguish the files: their offsets differ.
     ensure!(id.len() == 1 && image_id.len() == 1 && id != image_id, "build-ids {id:?} and {image_id:?}");
     Ok(())
 }
@@ -161,7 +161,7 @@ fn gdb_stops(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// With the source in perf's cache already, as it is for whoever has measured the program unlifted before.
+/// perf's cache already has the source, as after an earlier measurement of the plain program.
 fn perf_report(t: &Context) -> Result<()> {
     let program = InPlace::new(t)?;
     let data = t.folder().join("perf.data");

@@ -10,7 +10,7 @@ __attribute__((noinline)) static int much_code(int number) {
 
 int main(int count, char **words) {
     (void)words;
-    // The code is never run: what fills it need not be instructions.
+    // The code is never run, so its contents need not be instructions.
     if (much_code(count + 1000000) != 0) return 2;
     puts("ready");
     fflush(stdout);

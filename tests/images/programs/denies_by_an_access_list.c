@@ -1,5 +1,5 @@
-// Puts an access control list (acl(5)) on a file or folder, by which one user is denied everything and all others may do
-// what its mode says for everybody.
+// Sets an access control list (acl(5)) of a file or folder that denies one user everything; all others have the rights
+// of the mode for others.
 //
 // Arguments: the path, the user's number.
 #include <errno.h>

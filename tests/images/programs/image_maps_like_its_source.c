@@ -2,7 +2,7 @@
 // with the source.
 //
 // Arguments: the image, the source, the huge page size, then for each range its offset in the image, its offset in the
-// source, its length, and r or x. After `ready` it waits, so that somebody can look who uses the image.
+// source, its length, and r or x. After `ready` it waits, so that a test can find the users of the image.
 #define _GNU_SOURCE
 #include "ready.h"
 #include <errno.h>

@@ -1,5 +1,5 @@
-// Puts an image of itself over its own code, by one mmap of whole huge pages as a lift does, and calls a function in it
-// until its input ends, and for a second of CPU time at the least.
+// Maps an image of itself over its own code, by one mmap of whole huge pages as a lift does, and calls a function in
+// the image until its input ends, for at least a second of CPU time.
 //
 // Arguments: the image, an offset in it, an address, a length.
 // build: gcc -g -O1 -fno-toplevel-reorder -fno-pie -no-pie -Wl,-z,noseparate-code -o $OUT $SRC
@@ -32,7 +32,7 @@ int main(int count, char **arguments) {
     ready();
     long sum = 0;
     struct pollfd input = {.fd = 0, .events = POLLIN};
-    alarm(200); /* should nobody end it */
+    alarm(200); /* in case nothing else ends it */
     while (clock() < CLOCKS_PER_SEC || poll(&input, 1, 0) == 0) sum += spin_in_the_image(100000);
     printf("done %d\n", sum != 0);
     return 0;

@@ -1,5 +1,5 @@
-// Opens everything below its arguments that it may read, takes a shared lock on each, and holds them until it is sent a line.
-// Says first how many it has.
+// Opens every readable file below its arguments, takes a shared lock on each, and holds the locks until a line of
+// input. First prints their number.
 #define _GNU_SOURCE
 #include "ready.h"
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// A program with 64 MiB of read-only zeros, of which a file system that keeps no zeros stores next to nothing.
+// A program with 64 MiB of read-only zeros; a file system that stores no zeros stores almost nothing.
 //
 // build: gcc -O1 -fPIE -pie -o $OUT.dense $SRC && cp --sparse=always $OUT.dense $OUT && rm $OUT.dense
 #include "ready.h"

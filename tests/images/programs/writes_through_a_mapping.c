@@ -1,7 +1,10 @@
-// Changes a byte of a file through a shared mapping whose descriptor is closed, twice: before `ready`, and after a line.
+// Changes a byte of a file through a shared mapping whose descriptor is closed, twice: before `ready`, and after a
+// line.
 //
-// Arguments: the file, the offset, the first byte, the second byte. The mapping is removed before `changed`, and the page
-// stays dirty. It is read before it is written: a page of a tmpfs that was mapped by a read is written without a fault.
+// Arguments: the file, the offset, the first byte, the second byte.
+//
+// The mapping is removed before `changed`, and the page stays dirty. The page is read first: on a tmpfs, a page that
+// was mapped by a read is written without a fault.
 #define _GNU_SOURCE
 #include "ready.h"
 #include <errno.h>
