@@ -9,9 +9,9 @@ use test_support::{
     Context, Initramfs, Need, Test, VirtualMachine, program_source, shared_folder, target_folder, test_case,
 };
 
-/// Kernels, each booted once for all that is tried there.
+/// Kernels, each booted once for all its checks.
 const KERNELS: [&str; 2] = ["linux-6.1-arm64", "linux-6.12-arm64"];
-/// A kernel with base pages of 16 KiB, whose pages of the page table and pools have other sizes.
+/// A kernel with base pages of 16 KiB, whose page tables and pools have other page sizes.
 const KERNEL_OF_16_KIB: &str = "linux-16k-arm64";
 /// Sources and flags of the programs.
 const PROGRAMS: [(&str, &str); 8] = [
@@ -24,7 +24,7 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("start/fork_and_write", "-fPIE -pie"),
     ("start/near_the_limit_of_mappings", "-fPIE -pie"),
 ];
-/// What a borrowed thread goes on by differs between architectures.
+/// The way in which a borrowed thread continues differs between architectures.
 const LIVE_PROGRAMS: [&str; 6] = [
     "attach/sleeps_in_many_calls",
     "attach/waits_once",
@@ -33,7 +33,7 @@ const LIVE_PROGRAMS: [&str; 6] = [
     "attach/is_woken_by_signals",
     "measuring/storms",
 ];
-/// The heap leaves the pool at forks: what a stopped thread goes on by differs between architectures.
+/// The heap leaves the pool at forks, and the way in which a stopped thread continues differs between architectures.
 const HEAP_PROGRAMS: [&str; 7] = [
     "heap/waits_last_as_long_as_they_should",
     "heap/closes_once_while_it_forks",
@@ -48,10 +48,10 @@ const HEAP_FLAGS: &str = "-fno-builtin -pthread";
 const POOL_SIZES: [u64; 4] = [64, 2 << 10, 32 << 10, 1 << 20];
 /// Memory in MiB: a page of 1 GiB that is aligned to its size fits above the kernel.
 const MEMORY: u32 = 2900;
-/// Number of checks, at the least.
+/// Minimum number of checks.
 const CHECKS: usize = 83;
 const CHECKS_OF_16_KIB: usize = 31;
-/// A transparent huge page has 32 MiB where base pages have 16 KiB: code and bss of 70 MB hold one wherever they lie.
+/// With base pages of 16 KiB a transparent huge page has 32 MiB: code and bss of 70 MB hold one at any address.
 const LARGE: &str = "-fPIE -pie -DCODE_PAGES=17500 -DBSS_BYTES=70000000";
 
 pub fn tests() -> Vec<Test> {
@@ -72,7 +72,7 @@ pub fn tests() -> Vec<Test> {
     usual.chain([other]).collect()
 }
 
-/// Built by `make test` where the compiler for it is there.
+/// Built by `make test` if its compiler is installed.
 fn arm_pagelift() -> PathBuf {
     target_folder().join("aarch64-unknown-linux-gnu/release/pagelift")
 }
@@ -130,7 +130,7 @@ fn boot(t: &Context, kernel: &str) -> Result<()> {
     run_machine(t, &VirtualMachine { architecture: "aarch64", boot, ..machine }, CHECKS)
 }
 
-/// Programs that each have a bss of one page of so many KiB.
+/// Programs that each have a bss of one page of the size in KiB.
 fn add_pages_of_bss(t: &Context, initramfs: &mut Initramfs, sizes: &[u64]) -> Result<()> {
     for kib in sizes {
         let flags = format!("-fPIE -pie -DPAGE={}ull", kib << 10);
@@ -148,7 +148,7 @@ fn add_library_programs(t: &Context, initramfs: &mut Initramfs, programs: &[&str
     Ok(())
 }
 
-/// Base pages of 16 KiB: nothing may take 4 KiB or 2 MiB for granted.
+/// Base pages of 16 KiB: no code may assume 4 KiB or 2 MiB.
 fn boot_with_16_kib(t: &Context) -> Result<()> {
     let mut initramfs = arm_initramfs()?;
     let heap = HEAP_PROGRAMS.map(|source| (source, HEAP_FLAGS));

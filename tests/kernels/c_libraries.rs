@@ -10,22 +10,23 @@ use test_support::{Context, Initramfs, program_source, shared_folder};
 
 /// Sources of the programs: tests/GROUP/programs/NAME.c.
 const PROGRAMS: [&str; 3] = ["start/pie_by_default", "start/fork_and_write", "heap/holds_a_running_heap"];
-/// What `scripts/fetch-test-kernels` has fetched: the oldest C library that is tried, and two newer ones than this machine's.
-/// A program that was built for an older glibc runs with a newer one.
+/// Fetched by `scripts/fetch-test-kernels`: the oldest tested C library, and two newer ones than this machine's. A
+/// program that was built for an older glibc runs with a newer one.
 const GLIBCS: [&str; 3] = [OLDEST, "glibc-2.41", "glibc-new"];
 const OLDEST: &str = "glibc-2.31";
-/// Shared objects that the programs need or load. Before glibc 2.34 threads had one of their own.
+/// Shared objects that the programs need or load. Before glibc 2.34 threads had a separate object.
 const OBJECTS: [&str; 4] = ["ld-linux-x86-64.so.2", "libc.so.6", "libpthread.so.0", "libdl.so.2"];
 const MUSL_LINKER: &str = "/lib/ld-musl-x86_64.so.1";
 
-/// The folder whose dynamic linker programs for glibc name: a link that the init script sets to one of the libraries.
+/// The folder in which programs for glibc expect the dynamic linker: a link that the init script sets to one of the
+/// libraries.
 const CURRENT: &str = "/libc/current";
 
 /// Number of checks that libraries.sh makes of each library.
 const CHECKS: usize = 6;
 
-/// Adds /libraries/NAME with the shared objects, as far as they are here, and /programs/glibc and /programs/musl. Returns the
-/// number of checks that are made of them.
+/// Adds /libraries/NAME with the shared objects that are installed here, and /programs/glibc and /programs/musl.
+/// Returns the number of checks of these libraries.
 pub fn add(t: &Context, initramfs: &mut Initramfs) -> Result<usize> {
     let mut libraries = 0;
     let is_here = |name: &&str| kernel_image(name).join("libc.so.6").exists();
@@ -66,7 +67,7 @@ fn for_glibc() -> Compiler {
     command.arg("-isystem").arg(development.join("usr/include"));
     command.arg("-isystem").arg(development.join("usr/include/x86_64-linux-gnu"));
     command.arg(format!("-Wl,--dynamic-linker={CURRENT}/ld-linux-x86-64.so.2,-rpath,{CURRENT}"));
-    // The development package's own links and scripts lead to the libraries of the running system.
+    // Links and scripts of the development package lead to the libraries of the running system.
     command.args(["-nostartfiles", "-nodefaultlibs"]).args(["Scrt1.o", "crti.o"].map(|object| objects.join(object)));
     let shared = ["libpthread.so.0", "libc.so.6", "ld-linux-x86-64.so.2"].map(|object| oldest.join(object).into());
     let rest = ["libc_nonshared.a", "crtn.o"].map(|object| objects.join(object).into());

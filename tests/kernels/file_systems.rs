@@ -1,4 +1,4 @@
-//! Files in huge folios on other file systems and kernels, and programs that lie on each file system: each machine is booted
+//! Files in huge folios on other file systems and kernels, and programs on each file system: each machine is booted
 //! once, with a disk for each file system.
 
 use crate::{kernel_image, run_machine, script, with_pagelift};
@@ -14,9 +14,9 @@ const PROGRAMS: [&str; 4] = [
     "start/starts_another_with.c",
     "kernels/metadata_of_a_file.c",
 ];
-/// Size of each disk in bytes. It is sparse; xfs is not made smaller.
+/// Size of each disk in bytes. It is sparse; mkfs.xfs refuses much smaller ones.
 const DISK_BYTES: u64 = 320 << 20;
-/// The kernel's modules that the machines need, as far as they are not a part of it.
+/// The kernel modules that the machines need, unless they are built in.
 pub const MODULES: [&str; 10] = [
     "virtio_pci",
     "virtio_blk",
@@ -30,7 +30,7 @@ pub const MODULES: [&str; 10] = [
     "overlay",
 ];
 
-/// A kernel, its file systems in the order of their disks, and how many checks it makes at the least.
+/// A kernel, its file systems in the order of their disks, and the minimum number of its checks.
 const MACHINES: [(&str, &[&str], usize); 4] = [
     ("linux-5.10-amd64", &["xfs", "ext4", "btrfs"], PROGRAMS_ON),
     ("linux-6.1-amd64", &["xfs", "ext4", "btrfs"], 23 + PROGRAMS_ON),
@@ -50,7 +50,7 @@ pub fn tests(needs: impl Fn(&str) -> Vec<Need>) -> Vec<Test> {
     machines.collect()
 }
 
-/// Adds modules of the kernel, as far as they are not a part of it, and those they need, in the order of loading.
+/// Adds kernel modules that are not built in, and their dependencies, in the order of loading.
 pub fn add_modules(initramfs: &mut Initramfs, kernel: &str, names: &[&str]) -> Result<()> {
     for (number, module) in modules_in_order(&modules_of(kernel), names)?.iter().enumerate() {
         let name = module.file_name().context("a module without a name")?.to_string_lossy();
@@ -88,7 +88,7 @@ fn boot(t: &Context, kernel: &str, file_systems: &[&str], least: usize) -> Resul
     run_machine(t, &machine, least)
 }
 
-/// An empty file system; one that cannot be written holds the programs.
+/// An empty file system; a read-only one holds the programs.
 pub fn disk(t: &Context, file_system: &str, programs: &Path) -> Result<PathBuf> {
     let path = t.folder().join(format!("{file_system}.disk"));
     let mut maker = Command::new(format!("mkfs.{file_system}"));

@@ -1,7 +1,8 @@
-//! Other kernels and another architecture, in virtual machines under software emulation: Debian's 5.10, which cannot move
-//! hugetlb mappings and knows neither MADV_POPULATE_WRITE nor MADV_COLLAPSE, 6.1, 6.12 and the newest, each booted once with
-//! one NUMA node and once with two, and 64-bit ARM 6.1 and 6.12; file systems with and without large folios on 6.1, 6.12 and
-//! the newest kernel; programs on each of the usual file systems; programs with glibc 2.31, 2.41, the newest, and musl.
+//! Other kernels and another architecture, in virtual machines under software emulation: Debian's 5.10, which cannot
+//! move hugetlb mappings and knows neither MADV_POPULATE_WRITE nor MADV_COLLAPSE, 6.1, 6.12 and the newest, each booted
+//! once with one NUMA node and once with two, and 64-bit ARM 6.1 and 6.12; file systems with and without large folios
+//! on 6.1, 6.12 and the newest kernel; programs on each of the usual file systems; programs with glibc 2.31, 2.41, the
+//! newest, and musl.
 
 mod arm;
 mod c_libraries;
@@ -17,9 +18,9 @@ use test_support::{
     program_source, record_results, shared_folder, target_folder, test_case, tests_folder, workspace,
 };
 
-/// Far more than it takes: the machine is emulated, and others may be busy on the same CPUs.
+/// Far more than needed: the machine is emulated, and other processes may use the same CPUs.
 const LIMIT: Duration = Duration::from_secs(1500);
-/// Sizes in MiB. A page of 1 GiB fits into the second, above the initramfs, which QEMU puts below 2 GiB.
+/// Sizes in MiB. A page of 1 GiB fits into the second, above the initramfs, which QEMU places below 2 GiB.
 const TWO_NODES: &[u32] = &[700, 2600];
 const PROGRAMS: [&str; 11] = [
     "start/pie_by_default.c",
@@ -43,7 +44,7 @@ const LIVE_PROGRAMS: [&str; 6] = [
     "attach/is_woken_by_signals.c",
     "attach/waits_for_signals.c",
 ];
-/// Those of `stat.sh` and `storm.sh`.
+/// The programs of `stat.sh` and `storm.sh`.
 const MEASURED_PROGRAMS: [&str; 2] = ["measuring/uses_known_pages.c", STORM];
 const HEAP_PROGRAMS: [&str; 7] = [
     "heap/waits_last_as_long_as_they_should.c",
@@ -55,7 +56,7 @@ const HEAP_PROGRAMS: [&str; 7] = [
     "heap/forks_of_several_threads.c",
 ];
 
-/// Programs that lift themselves and check what came of it.
+/// Programs that lift themselves and check the result.
 const LIBRARY_PROGRAMS: [&str; 5] = [
     "restores_byte_for_byte",
     "forks_with_an_empty_pool",
@@ -84,7 +85,7 @@ fn main() -> ExitCode {
         let needs = needs(kernel).into_iter().chain(more).collect();
         test_case(format!("{kernel}/nodes"), needs, move |t| boot_with_two_nodes(t, kernel, least))
     };
-    // Those that take longest come first.
+    // The longest tests come first.
     let mut tests = arm::tests();
     tests.extend([
         on_one_node("linux-5.10-amd64", 110),
@@ -100,12 +101,12 @@ fn main() -> ExitCode {
     main_of_machines(tests)
 }
 
-/// What `scripts/fetch-test-kernels` has fetched.
+/// A file or folder that `scripts/fetch-test-kernels` has fetched.
 fn kernel_image(name: &str) -> PathBuf {
     target_folder().join("test-kernels").join(name)
 }
 
-/// The init script of a machine, with what it checks beside its own.
+/// The init script of a machine: common functions, its checks, and more checks.
 fn script(name: &str, more: &[&str]) -> Result<Vec<u8>> {
     let folder = tests_folder().join("kernels/machines");
     let mut text = "#!/bin/sh\nexport PATH=/bin:/usr/bin\n".to_owned();
@@ -166,7 +167,7 @@ fn with_pagelift(programs: &[&str]) -> Result<Initramfs> {
 /// Test programs of the executors: crate, and its name in the machine.
 const CONFORMANCE: [(&str, &str); 2] = [("conformance", "conformance_inside"), ("ptrace", "conformance_outside")];
 
-/// The newest test program of this name that cargo has built, or where it would be.
+/// The newest test program of this name that cargo has built, or the pattern of its path.
 fn test_program(name: &str) -> PathBuf {
     let folder = std::env::current_exe().ok().and_then(|own| own.parent().map(Path::to_path_buf)).unwrap_or_default();
     let is_it = |path: &PathBuf| {
@@ -178,15 +179,15 @@ fn test_program(name: &str) -> PathBuf {
     newest.unwrap_or_else(|| folder.join(format!("{name}-*")))
 }
 
-/// Boots one machine for all that needs one node.
+/// Boots one machine for all checks that need one node.
 fn boot_with_one_node(t: &Context, kernel: &str, least: usize) -> Result<()> {
-    // Two minutes in an emulated machine, so that the oldest and the newest kernel stand for those between. Their programs
-    // are large: all that a machine unpacks has to fit into half of its memory.
+    // The live programs take two minutes in an emulated machine, so only the oldest and the newest kernel run them.
+    // They are large, and an initramfs must fit into half of the machine's memory.
     let is_live = ["linux-5.10-amd64", "linux-new-amd64"].contains(&kernel);
     let live = if is_live { &LIVE_PROGRAMS[..] } else { &[] };
     let mut initramfs = with_pagelift(&[&PROGRAMS[..], live, &MEASURED_PROGRAMS, &HEAP_PROGRAMS].concat())?;
-    // Kernels that cannot move pool pages take code away for a moment, so the library must be an object of its own
-    // there, and with other threads it lifts nothing; nor can they hold writes.
+    // If the kernel cannot move pool pages, code is unmapped for a moment: the library must be a separate object, lifts
+    // nothing while other threads run, and cannot hold writes.
     let old = kernel.starts_with("linux-5.10");
     let (file, programs) =
         if old { ("libpagelift.so", &LIBRARY_PROGRAMS[..2]) } else { ("libpagelift.a", &LIBRARY_PROGRAMS[..]) };
@@ -219,7 +220,7 @@ fn boot_with_two_nodes(t: &Context, kernel: &str, least: usize) -> Result<()> {
     let page_of_bss = Program::named("kernels/has_a_bss_of_one_page.c")?.build()?;
     initramfs.add_program(&page_of_bss, "/bin/has_a_bss_of_1048576")?;
     let mut disks = Vec::new();
-    // Before Linux 5.15 nothing tells a disk from the next one, so that there are no images of its files.
+    // Before Linux 5.15 disks have no distinguishing numbers, so their files get no images.
     if !kernel.starts_with("linux-5.10") {
         file_systems::add_modules(&mut initramfs, kernel, &file_systems::MODULES)?;
         for file_system in ["ext4", "xfs"] {
@@ -232,7 +233,7 @@ fn boot_with_two_nodes(t: &Context, kernel: &str, least: usize) -> Result<()> {
     run_machine(t, &machine, least)
 }
 
-/// A machine with nodes of so many MiB each, and nothing more.
+/// A machine with nodes of these sizes in MiB, and nothing more.
 fn machine_of(t: &Context, kernel: &str, initramfs: Initramfs, nodes: Vec<u32>) -> Result<VirtualMachine> {
     let file = t.folder().join("initramfs");
     fs::write(&file, initramfs.finish())?;

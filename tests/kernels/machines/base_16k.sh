@@ -7,7 +7,7 @@ base=$(awk '$1 == "KernelPageSize:" { print $2; exit }' /proc/self/smaps)
 [ "$base" = 16 ] && [ "$huge_kib" = 32768 ] && ok "$base KiB, the usual page of the pool has $huge_kib" ||
     failed "base pages of $base KiB, the usual page of the pool has $huge_kib"
 
-# The pool of 2 MiB is meant from here on.
+# All checks from here on use the pool of 2 MiB.
 huge_kib=2048
 pool_file=/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages
 free_pages() { cat /sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages; }
@@ -55,7 +55,7 @@ feature "library: a program lifts itself"
 pool 40
 own "library: lifts itself and restores" lifts_itself_onto_2_mib
 
-# answers WORDS...: the command ends well, and speaks of no page that this kernel does not have.
+# answers WORDS...: the command succeeds, and names no page size that this kernel does not have.
 feature "doctor, inspect, pool and probe"
 answers() {
     "$@" >/tmp/said 2>&1

@@ -1,15 +1,15 @@
-# Shell functions for the checks in virtual machines; init scripts are put behind them. Busybox only.
+# Shell functions for the checks in virtual machines; init scripts are appended. Busybox only.
 
 mount -t proc none /proc
 mount -t sysfs none /sys
 mount -t devtmpfs none /dev 2>/dev/null
 ulimit -c 0
-export PAGELIFT_TEST_EMULATED=1 # some programs do less then
+export PAGELIFT_TEST_EMULATED=1 # for less work in some programs
 
-# What glibc says of itself, in short: glibc 2.36 (Debian 2.36-9+deb12u14).
+# The version line of glibc, shortened: glibc 2.36 (Debian 2.36-9+deb12u14).
 version_of_glibc() { sed -n '1s/.*(\(.*\)) .*version \([0-9.]*[0-9]\).*/glibc \2 (\1)/p' | sed 's/Debian GLIBC/Debian/'; }
 
-# machine LIBC FILE_SYSTEM: what the results that follow are about.
+# machine LIBC FILE_SYSTEM: the machine that the following results belong to.
 machine() { echo "MACHINE $(uname -r)	$(uname -m)	$1	$2"; }
 for libc in /lib/*/libc.so.6 /lib/libc.so.6; do
     [ -x $libc ] && own_libc=$($libc | version_of_glibc) && break
@@ -17,7 +17,7 @@ done
 own_root=$(awk '$2 == "/" { type = $3 } END { print type }' /proc/mounts)
 machine "$own_libc" $own_root
 
-# feature WORDS: the results that follow show it, until the next. way WORD: how the last one was done.
+# feature WORDS: the feature that the following results show. way WORD: how the last result was reached.
 feature() { echo "FEATURE $*"; }
 way() { echo "WAY $*"; }
 ok() { echo "RESULT ok $*"; }
@@ -26,7 +26,7 @@ failed() { echo "RESULT failed $*"; }
 huge_kib=$(awk '$1 == "Hugepagesize:" { print $2 }' /proc/meminfo)
 pool_file=/sys/kernel/mm/hugepages/hugepages-${huge_kib}kB/nr_hugepages
 
-# pool N: exactly N pages in the pool, after compaction where memory is in small pieces.
+# pool N: exactly N pages in the pool, after compaction if memory is fragmented.
 pool() {
     for try in 1 2 3 4 5; do
         echo "$1" >$pool_file
@@ -46,11 +46,11 @@ settle() {
     done
 }
 
-# What counts where any source but the pool may serve: the initramfs is in huge folios on the newest kernels.
+# Fields to count if any source but the pool may be used: the initramfs is in huge folios on the newest kernels.
 huge="AnonHugePages|FilePmdMapped|ShmemPmdMapped"
 
-# smaps_sum PID FIELD: KiB of the field, or of fields with | between them, in all mappings. Private_Hugetlb stands for
-# Shared_Hugetlb, too: Linux 6.12 can call pages of 64 KiB of 64-bit ARM shared that nobody else has, for it takes the page of
+# smaps_sum PID FIELD: KiB of the field, or of fields with | between them, in all mappings. Private_Hugetlb includes
+# Shared_Hugetlb: Linux 6.12 can report unshared pages of 64 KiB of 64-bit ARM as shared, because it takes the page of
 # their 16 entries for one that page tables share (hugetlb_pmd_shared).
 smaps_sum() {
     awk -v field="^($2):\$" 'BEGIN { sub(/Private_Hugetlb/, "(Private|Shared)_Hugetlb", field) }
@@ -72,14 +72,15 @@ plain_of() {
     plain_output $1 >$plain
 }
 
-# start PROGRAM WORDS...: runs it in the background until it is ready; $pid is it, descriptor 3 its input.
+# start PROGRAM WORDS...: runs it in the background until it is ready; $pid is its process, descriptor 3 its input.
 start() {
     rm -f /tmp/in
     mkfifo /tmp/in
     : >/tmp/out
     "$@" </tmp/in >/tmp/out 2>/tmp/err &
     pid=$!
-    # For reading, too, which waits for nobody: an orphan that ends during the read would interrupt it, and end this shell.
+    # Also opened for reading, which does not wait: an orphan that ends during a waiting open would interrupt it, and
+    # end this shell.
     exec 3<>/tmp/in
     tries=0
     until grep -q '^ready' /tmp/out || [ $tries -ge 2400 ] || [ ! -d /proc/$pid ]; do
@@ -88,7 +89,7 @@ start() {
     done
 }
 
-# stop NAME: tells it to end, and returns its status. One that hangs must not keep the others from being checked.
+# stop NAME: asks it to end, and returns its status. A hanging program must not block the other checks.
 stop() {
     echo go >&3
     exec 3>&-
@@ -135,7 +136,7 @@ check() {
     fi
 }
 
-# attach_and_detach NAME: code and constants of a program that runs are lifted and put back, and it ends as ever.
+# attach_and_detach NAME: code and constants of a running program are lifted and restored, and it ends as usual.
 attach_and_detach() {
     feature "attach and detach"
     plain_of pie_by_default
@@ -154,7 +155,7 @@ attach_and_detach() {
     fi
 }
 
-# preloaded NAME: the library lifts them when it is preloaded.
+# preloaded NAME: the preloaded library lifts code and constants.
 preloaded() {
     feature "library: preloaded"
     start env LD_PRELOAD=/lib/libpagelift.so PAGELIFT="only=pie_by_default pages=thp lift=text,rodata" pie_by_default
@@ -169,15 +170,15 @@ preloaded() {
     fi
 }
 
-# own NAME PROGRAM: a program that checks itself says that all is well, and leaves the pool as full as it was.
+# own NAME PROGRAM: a program that checks itself succeeds, and leaves the pool as full as before.
 own() {
-    command -v $2 >/dev/null || return # not every one is for every kernel
+    command -v $2 >/dev/null || return # not every program is for every kernel
     before=$(free_pages)
     timeout -s KILL 200 $2 >/tmp/out 2>/tmp/err
     status=$?
     if [ "$(tail -n 1 /tmp/out)" != ok ]; then
         failed "$1: status $status, $(grep -v '^[0-9a-f]*-' /tmp/err | tail -n 3 | tr '\n' ' ')"
-        # Children of one that was killed hold pages until they have ended, which is no fault of the next check.
+        # Children of a killed program hold pages until they have ended; the next check must not fail for that.
         settle $before
     elif [ "$(free_pages)" != "$before" ]; then
         failed "$1: $before pages were free, now $(free_pages)"
@@ -200,7 +201,7 @@ same() {
     fi
 }
 
-# finds NAME TEXT...: doctor, by the launcher, says these.
+# finds NAME TEXT...: doctor, run by the launcher, prints these texts.
 finds() {
     name=$1
     shift
@@ -210,7 +211,7 @@ finds() {
     done
     ok "$name"
 }
-# fix_of TITLE: the command that doctor tells to type for it.
+# fix_of TITLE: the command that doctor prints as its fix.
 fix_of() {
     $launcher pagelift doctor --json |
         awk -v title="$1" 'index($0, title) { found = 1 } found && /"commands":/ { getline; print; exit }' |

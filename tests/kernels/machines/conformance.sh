@@ -1,15 +1,15 @@
-# The executors pass the suite that each must pass: the one on its own process, and the one on a stopped process.
+# Both executors pass the common suite: the one for its own process, and the one for a stopped process.
 mkdir -p /run/lock
 pool 0
 
-# conforms NAME PROGRAM WORDS...: how many checks have passed is in its last lines.
+# conforms NAME PROGRAM WORDS...: its last lines give the number of passed checks.
 conforms() {
     name=$1
     shift
     "$@" >/tmp/out 2>&1
     status=$?
     ran=$(sed -n 's/^\(.*[^0-9]\)*\([0-9][0-9]*\) \(checks \)*passed.*/\2/p' /tmp/out | head -n 1)
-    # Without a pool and transparent huge pages a third of them would not run.
+    # A third of the checks needs a pool and transparent huge pages.
     if [ $status = 0 ] && [ "${ran:-0}" -ge 20 ]; then
         ok "$name: $ran checks"
     else

@@ -1,6 +1,6 @@
-# Files in huge folios, on the file systems of this kernel: the programs' own files are prepared, shown at a start, to a
-# running program and from inside; what cannot be done has its reason. `scripts/compatibility` makes the table of
-# docs/guides/files.md from features called `file on FILE SYSTEM: COLUMN`, and their ways.
+# Files in huge folios, on the file systems of this kernel: the programs' own files are prepared, shown at a start, in a
+# running program, and from inside; each impossible case has its reason. `scripts/compatibility` makes the table of
+# docs/guides/files.md from features named `file on FILE SYSTEM: COLUMN`, and their ways.
 echo "kernel $(uname -r) on $(uname -m)"
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 for module in /modules/*; do
@@ -8,19 +8,20 @@ for module in /modules/*; do
 done
 pagelift image setup --store /store --size 128M >/tmp/said 2>&1 || failed "no store: $(cat /tmp/said)"
 M=1024
-least=$((8 * M)) # of the seven million bytes each of code and of constants
+least=$((8 * M)) # of seven million bytes of code and as many of constants
 release=$(uname -r)
 case $release in
     6.1.* | 6.12.*) collapses=false ;;
     *) collapses=true ;;
 esac
 case $release in
-    # PAGEMAP_SCAN is of 6.7, and PR_SET_THP_DISABLE was not yet looked at where files are mapped.
+    # PAGEMAP_SCAN exists since 6.7; before, PR_SET_THP_DISABLE has no effect on mapped files.
     6.1.*) library_looks=false disabled_is_small=false ;;
     *) library_looks=true disabled_is_small=true ;;
 esac
 
-# mounted NAME TYPE DEVICE: mounts a file system and copies the programs to it; $files is where. Read-only ones have them.
+# mounted NAME TYPE DEVICE: mounts a file system and copies the programs to it; $files is its folder. Read-only file
+# systems contain them already.
 mounted() {
     name=$1 files=/mnt/$1
     mkdir -p $files
@@ -38,10 +39,10 @@ small() {
     cat $1 >/dev/null
 }
 
-# huge FILE: bytes of it in huge folios, and those that could be.
+# huge FILE: its bytes in huge folios, and the bytes that could be.
 huge() { pagelift cache status --json $1 | awk '/"(of|huge)":/ && !done[$1]++ { gsub(/[",:]/, ""); print $1 "=" $2 }'; }
 
-# says NAME TEXT COMMAND...: it fails, and says this.
+# says NAME TEXT COMMAND...: the command fails and prints this text.
 says() {
     name=$1 text=$2
     shift 2
@@ -55,7 +56,7 @@ says() {
     fi
 }
 
-# tells NAME TEXT COMMAND...: it works, and says this.
+# tells NAME TEXT COMMAND...: the command succeeds and prints this text.
 tells() {
     name=$1 text=$2
     shift 2
@@ -66,7 +67,7 @@ tells() {
     fi
 }
 
-# on_file NAME: the program that was started has as much as it can on huge pages of its file.
+# on_file NAME: the started program has the due amount on huge pages of its file.
 on_file() {
     found=$(smaps_sum $pid FilePmdMapped)
     [ "$found" -ge $least ] && way file && ok "$1 ($found KiB)" || failed "$1: FilePmdMapped is $found KiB, due are $least; $(cat /tmp/said)"
@@ -74,8 +75,8 @@ on_file() {
 
 ended_well() { stop "$1" && ok "$1: it ends as ever" || failed "$1: it failed; $(tail -n 3 /tmp/out /tmp/err)"; }
 
-# started_before PROGRAM OPTIONS...: starts it until its file is prepared. A start takes half a second for that at most, which
-# may not be enough on an emulated machine; the next one goes on from there.
+# started_before PROGRAM OPTIONS...: starts it until its file is prepared. A start spends at most half a second on that,
+# which may not be enough on an emulated machine; the next start continues.
 started_before() {
     program=$1
     shift
@@ -85,7 +86,7 @@ started_before() {
     done
 }
 
-# prepared NAME FILE: made small, it is prepared by the command, as `cache status` confirms.
+# prepared NAME FILE: read into small folios, then prepared by the command, as `cache status` confirms.
 prepared() {
     feature "file on $1: cache prepare"
     small $2
@@ -98,8 +99,8 @@ prepared() {
     ) && ok "$1: cache status ($(echo $before) before)" || failed "$1: cache status: $(cat /tmp/after), before $before"
 }
 
-# sources_taken NAME WORDS: what `auto` takes at a start, without a store of images and then with one: only sources of these
-# words, and one of them at the least.
+# sources_taken NAME WORDS: the sources that `auto` uses at a start, without a store of images and then with one: at
+# least one, and all among these words.
 sources_taken() {
     name=$1 due=$2
     for variable in PAGELIFT_STORE=/none PAGELIFT_STORE=/store; do
@@ -117,7 +118,8 @@ sources_taken() {
     done
 }
 
-# replaced NAME: what runs and can be neither evicted nor collapsed is replaced by a copy, which differs in nothing.
+# replaced NAME: the file of a running program that can be neither evicted nor collapsed is replaced by an identical
+# copy.
 replaced() {
     file=$files/replaced_executable
     cp $files/fixed_address_executable $file
@@ -132,7 +134,7 @@ replaced() {
     says "$1: a file with two names is not replaced" "found 2 hard links" pagelift cache prepare --replace $file
     rm $files/link
     metadata_of_a_file give $file || failed "$1: no metadata"
-    # After this its time of last use is newer than its time of change, and stays when it is read again (relatime).
+    # After this its time of last use is newer than its time of change, so a further read does not change it (relatime).
     cat $file >/dev/null
     metadata_of_a_file show $file >/tmp/before
     feature "file on $1: cache prepare --replace"
@@ -150,7 +152,7 @@ replaced() {
     rm $file
 }
 
-# can NAME: all that there is, on the file system that was mounted under this name.
+# can NAME: all features, on the file system that was mounted under this name.
 can() {
     fixed=$files/fixed_address_executable
     feature "file on $1: run"
@@ -168,7 +170,7 @@ can() {
     fi
 
     feature "file on $1: attach, prepared"
-    # The kernel maps it by ordinary pages although it lies in huge folios.
+    # The kernel maps it by ordinary pages although the file is in huge folios.
     start starts_another_with no-thp -- $fixed
     found=$(smaps_sum $pid FilePmdMapped)
     [ "$found" = 0 ] || ! $disabled_is_small || failed "$1: $found KiB are huge by themselves: this would check nothing"
@@ -178,7 +180,7 @@ can() {
     ended_well "$1: after attach and detach"
 
     feature "file on $1: attach, small"
-    # Pages that are mapped are not evicted; from 7.2 on they are collapsed where they lie.
+    # Mapped pages are not evicted; from 7.2 on they are collapsed in place.
     small $fixed
     start $fixed
     if $collapses; then
@@ -197,7 +199,7 @@ can() {
     ended_well "$1: what ran"
 }
 
-# cannot NAME TEXT: it is refused with this reason, and the program runs unchanged.
+# cannot NAME TEXT: refused with this reason, and the program runs unchanged.
 cannot() {
     fixed=$files/fixed_address_executable
     small $fixed
@@ -206,7 +208,7 @@ cannot() {
     feature "file on $1: run"
     check "$1: a start lifts nothing" FilePmdMapped 0 0 fixed_address_executable --pages file --lift text,rodata
     grep -q "$2" /tmp/err && way "refused: $2" && ok "$1: a start says why" || failed "$1: a start says $(cat /tmp/err)"
-    # Whether there is an image depends on what the kernel tells of the mount.
+    # An image is possible if the kernel identifies the mount.
     sources_taken $1 "image thp"
 }
 
@@ -224,7 +226,7 @@ case $release in
     *)
         mounted xfs xfs /dev/vda && can xfs && replaced xfs
         mounted ext4 ext4 /dev/vdb && can ext4 && replaced ext4
-        # What is in the layers is there, and shown through the file below.
+        # Files of the layers are visible through the overlay.
         mkdir -p /mnt/ext4/upper /mnt/ext4/work
         mounted overlay overlay "none -o lowerdir=/mnt/xfs,upperdir=/mnt/ext4/upper,workdir=/mnt/ext4/work" && can overlay
         mounted btrfs btrfs /dev/vdc && cannot btrfs "found the file system btrfs, which has no large folios on Linux 7"

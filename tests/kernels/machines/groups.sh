@@ -6,7 +6,7 @@ exec "$@"
 END
 code="--lift text,rodata"
 
-# lifts_under NAME MOST: a start and a lift of a running program in the group have at most so many KiB of the pool, and the
+# lifts_under NAME MOST: a start and a lift of a running program in the group use at most MOST KiB of the pool, and the
 # program is unharmed; a start takes transparent huge pages for the rest.
 lifts_under() {
     launcher="sh /bin/in_group"
@@ -16,7 +16,7 @@ lifts_under() {
     launcher=
 }
 
-# attached NAME PAGES MOST: a program in the group is lifted while it runs, and ends as ever, at most so many KiB of it on the
+# attached NAME PAGES MOST: a running program in the group is lifted and ends as usual; it has at most MOST KiB of the
 # pool.
 attached() {
     plain_of pie_by_default
@@ -32,7 +32,7 @@ attached() {
     fi
 }
 
-# under_memory NAME FILE: less memory than a lift takes; the program runs wherever it would without one.
+# under_memory NAME FILE: with less memory than a lift needs, the program runs if it would run without a lift.
 under_memory() {
     for mib in 64 32 16; do
         echo $((mib * M * M)) >$2
@@ -43,7 +43,8 @@ under_memory() {
     done
 }
 
-# group_of VERSION CONTROLLER: mounts the hierarchy, and makes a group with the controller; $GROUP is it. no_group takes it back.
+# group_of VERSION CONTROLLER: mounts the hierarchy, and makes the group $GROUP with the controller. no_group removes
+# it.
 group_of() {
     hierarchy=/tmp/cgroup-$1-$2
     mkdir -p $hierarchy
@@ -62,8 +63,8 @@ no_group() {
     umount $hierarchy
 }
 
-# no_controller NAME: it could not be mounted, which is right where the kernel has none for version 1. That of memory is
-# an option of its own since Linux 6.11.
+# no_controller NAME: it could not be mounted, which is right if the kernel lacks it for version 1. Since Linux 6.11 the
+# memory controller of version 1 is a separate option.
 no_controller() {
     expected=$(awk -v name=$1 '$1 == name' /proc/cgroups)
     case $1:$(uname -r) in

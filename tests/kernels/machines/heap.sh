@@ -1,11 +1,11 @@
-# A heap on the pool is left at a fork, while the program's other threads stand still: every call that they are in goes on
-# as it would have.
+# A heap on the pool leaves it at a fork, while the program's other threads are stopped: every interrupted call
+# continues with the same result.
 echo "kernel $(uname -r) on $(uname -m)"
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 pool 100
 
-# on_pool NAME PROGRAM WORDS...: the program, which checks itself, ends well with its heap on the pool, and the pool is as
-# full as before.
+# on_pool NAME PROGRAM WORDS...: the program, which checks itself, succeeds with its heap on the pool, and the pool is
+# as full as before.
 on_pool() {
     name=$1
     shift
@@ -27,7 +27,7 @@ on_pool() {
 
 feature "heap on the pool: forks"
 on_pool "waits go on" waits_last_as_long_as_they_should
-# Its filter is one of Linux 5.19.
+# The filter that it uses exists since Linux 5.19.
 case $(uname -r) in
     5.*) ;;
     *) on_pool "a descriptor is closed once" closes_once_while_it_forks ;;

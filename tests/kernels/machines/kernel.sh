@@ -1,4 +1,4 @@
-# What every kernel must show: each source of pages, writable ranges, the heap, threads, forks, shortages.
+# Checks of every kernel: each source of pages, writable ranges, the heap, threads, forks, shortages.
 echo "kernel $(uname -r) on $(uname -m)"
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 M=1024

@@ -1,5 +1,5 @@
-# Programs with other C libraries: /libraries/NAME is the library, and /libc/current the one whose dynamic linker the programs
-# for glibc name.
+# Programs with other C libraries: /libraries/NAME holds a library, and /libc/current is the one whose dynamic linker
+# the programs for glibc name.
 feature_of_each() {
     pool 40
     feature "run: pool pages"
@@ -12,7 +12,8 @@ feature_of_each() {
     attach_and_detach "$1"
     preloaded "$1"
 
-    # 64 MiB in small blocks and a large one; what no setting and no preloaded heap reaches is collapsed after a while.
+    # 64 MiB in small blocks and a large one; memory that no setting and no preloaded heap reaches is collapsed after a
+    # while.
     feature "heap on transparent huge pages"
     start pagelift run --heap=thp -- holds_a_running_heap
     tries=0

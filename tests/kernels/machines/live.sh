@@ -1,10 +1,10 @@
-# Programs that run are lifted and put back, and whoever lifts is killed at any moment.
+# Running programs are lifted and restored, and the lifter is killed at any moment.
 echo "kernel $(uname -r) on $(uname -m)"
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 M=1024
 pool 30
 
-# finish NAME PATTERN: tells it to end; its last line must match.
+# finish NAME PATTERN: asks it to end; its last line must match.
 finish() {
     stop "$1"
     status=$?
@@ -14,16 +14,16 @@ finish() {
     esac
 }
 
-# lift PAGES: lifts it, and sees that it is; unlift the other way round. Both note how often they had to be told
-# again, for no thread may have been fit just then.
+# lift PAGES: lifts the program and checks the result; unlift restores it. Both count repeated attempts, which are
+# needed if no thread could be borrowed.
 lift() {
     tries=0
     until pagelift attach --pages $1 $pid 2>/tmp/err; do
         tries=$((tries + 1)) again=$((again + 1))
         [ $tries -lt 5 ] || { failed "attach: $(tr '\n' ' ' </tmp/err)"; return 1; }
     done
-    # Of code and constants of the executable, 6 MiB each, at least half.
-    # A child that the program has just then shares those of the pool.
+    # At least half of the executable's code and constants, 6 MiB each. A child that the program has at this moment
+    # shares the pool's pages.
     found=$(awk '/^(AnonHugePages|Private_Hugetlb|Shared_Hugetlb):/ { sum += $2 } END { print sum + 0 }' /proc/$pid/smaps)
     [ "$found" -ge $((6 * M)) ] || { failed "attach --pages $1: $found KiB; $(tr '\n' ' ' </tmp/err)"; return 1; }
     [ "$(grep -c ' rwxp' /proc/$pid/maps)" = 0 ] || { failed "attach: writable and executable"; return 1; }
@@ -36,14 +36,14 @@ unlift() {
     done
 }
 
-# Before Linux 5.16 pool pages cannot be moved, so that nothing of a running program gets there; before 5.13 nothing tells
-# whether a thread that computes is in a restartable sequence, so that it cannot be borrowed where the C library has one.
+# Before Linux 5.16 pool pages cannot be moved, so none get into a running program. Before 5.13 a computing thread may
+# be in a restartable sequence without a sign, so it cannot be borrowed if the C library registers one.
 case $(uname -r) in
     5.10.*) sources="thp" shows_sequences=false ;;
     *) sources="thp hugetlb" shows_sequences=true ;;
 esac
 
-# not_lifted REASON PAGES: attach says this, and lifts nothing.
+# not_lifted REASON PAGES: attach prints this reason, and lifts nothing.
 not_lifted() {
     pagelift attach -v --pages $2 --lift text,rodata $pid >/tmp/said 2>&1
     found=$(smaps_sum $pid "AnonHugePages|Private_Hugetlb")
@@ -76,8 +76,8 @@ at_least() {
     if [ $((3 * rounds_took)) -gt $1 ]; then echo $((3 * rounds_took)); else echo $1; fi
 }
 
-# signalled N CALL: each of N signals that come while the only thread is held ends its call. Before the call, a signal's
-# handler would run and the call begin afterwards.
+# signalled N CALL: each of N signals that arrive while the only thread is held ends its call. Before the call, a
+# signal's handler would run and the call begin afterwards.
 signalled() {
     case $2 in
         epoll_wait) its_number=232 ;;
@@ -111,8 +111,8 @@ signalled() {
     [ $sent = $1 ] && ok "$2: $sent signals while it was held" || failed "$2: only $sent signals came while it was held"
 }
 
-# kills N SECONDS: lifts are begun and killed, N of them and on until five have died, or as many as there is time for, after
-# times that reach all of what one takes. Where one has ended by then, the times become shorter.
+# kills N SECONDS: begins lifts and kills them after times spread over the duration of one: N of them, and more until
+# five were killed or the time is over. If a lift has ended before its kill, the times become shorter.
 kills() {
     round=0 killed=0 end=$(($(seconds) + $2))
     began=$(awk '{ print int($1 * 1000) }' /proc/uptime)
@@ -136,7 +136,7 @@ kills() {
     lift thp && unlift && ok "lifted after all that" || failed "not lifted after all that"
 }
 
-# Both are said before anything is stopped, and where any source may serve, the next one does.
+# Both limits are reported before any thread is stopped; with `auto`, the next source is used.
 if [ "$sources" = thp ]; then
     feature "attach and detach"
     start waits_once 20
@@ -146,13 +146,13 @@ if [ "$sources" = thp ]; then
     finish "one thread that is not lifted to the pool" "all right, woken in time"
 fi
 
-# AArch64 kernels that do not show the first argument of a call that has ended (see LIMITS.md): it is not made again.
+# AArch64 kernels that do not show the first argument of an ended call (see LIMITS.md): it is not repeated.
 case $(uname -m)-$(uname -r) in
     aarch64-[1-5].* | aarch64-6.[0-9].* | aarch64-6.1[01].*) ;;
     aarch64-*) export FORGIVE_EINTR=1 ;;
 esac
 
-# An EINTR that is ours, see README.md, counts as two.
+# An EINTR caused by the lift, see README.md, counts as two.
 unharmed="[0-4] faults"
 feature "attach and detach"
 start sleeps_in_many_calls
@@ -161,7 +161,7 @@ finish "threads in many calls" "$unharmed"
 
 start is_woken_by_signals
 rounds 2 "threads that signals wake"
-# It ends only where no signal was lost. One that is always awake can see an EINTR that is ours, see README.md.
+# It ends only if no signal was lost. A thread that is always awake can see an EINTR caused by the lift, see README.md.
 finish "threads that signals wake" "* faults"
 
 # AArch64: see LIMITS.md.
@@ -194,7 +194,7 @@ else
 fi
 finish "a thread that computes" "*read x by 1, transparent huge pages off"
 
-# Between a stop and what makes up for it, a lift may be killed.
+# A lift may be killed between a stop and its compensation.
 feature "attach and detach, killed at any moment"
 export FORGIVE_EINTR=1
 start sleeps_in_many_calls

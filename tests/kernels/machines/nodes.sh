@@ -1,9 +1,9 @@
-# Two NUMA nodes: the pool has pages, but only on the node that the program may not use; pages on chosen nodes; `pagelift
-# pool` by nodes; a page of 1 GiB from the kernel's command line; and memory that is nearly gone.
+# Two NUMA nodes: a pool only on the node that the program may not use; pages on chosen nodes; `pagelift pool` by nodes;
+# a page of 1 GiB from the kernel's command line; and memory that is nearly exhausted.
 echo "nodes: $(ls -d /sys/devices/system/node/node[0-9]* | wc -l)"
 M=1024
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
-# node_pool NODE N: exactly N pages on the node, after compaction where memory is in small pieces.
+# node_pool NODE N: exactly N pages on the node, after compaction if memory is fragmented.
 node_pool() {
     file=/sys/devices/system/node/node$1/hugepages/hugepages-${huge_kib}kB/nr_hugepages
     for try in 1 2 3 4 5; do
@@ -15,7 +15,7 @@ node_pool() {
     failed "node $1: $2 pages wanted, $(cat $file) given"
 }
 
-# fill_node NODE: all pages for its pool that can be had, until compaction and empty caches give no more.
+# fill_node NODE: its pool takes all available pages, until compaction and empty caches give no more.
 fill_node() {
     file=/sys/devices/system/node/node$1/hugepages/hugepages-${huge_kib}kB/nr_hugepages before=-1
     while [ $(cat $file) -gt $before ]; do
@@ -45,8 +45,8 @@ said() {
     if grep -q "$2" /tmp/err; then ok "$1"; else failed "$1: $(tr '\n' ' ' </tmp/err)"; fi
 }
 
-# on_node NODE: KiB of huge pages of $pid there: pool pages, and copies on transparent huge pages, which are the anonymous
-# mappings that cannot be written.
+# on_node NODE: KiB of huge pages of $pid on the node: pool pages, and copies on transparent huge pages, which are
+# anonymous mappings without write permission.
 on_node() {
     awk -v node="N$1=" 'NR == FNR {
         split($1, ends, "-")
@@ -111,7 +111,7 @@ said "the node that does not exist is named" "node 7 is not one it may take memo
 node_pool 1 2
 check "two pages on the wanted node" Private_Hugetlb 0 0 pie_by_default --pages hugetlb --lift text --numa node=1
 said "the shortage of the wanted node is named" "from the pool on node 1, 2 available there; 40 on other nodes"
-# Where the page cache shows the file in huge folios, the base is chosen for that, and covers less of a copy.
+# If the page cache shows the file in huge folios, the base is chosen for that, and covers less of a copy.
 placed "two pages on the wanted node, thp for the rest" 0 0 $((4 * M)) $any pie_by_default --prepare never $code --numa node=1
 
 # A cpuset, and limits of a cgroup.
@@ -134,14 +134,14 @@ said "the node outside of the cpuset is named" "node 0 is not one it may take me
 placed "a cpuset, thp" 0 0 $((10 * M)) $any pie_by_default --pages thp $code
 node_pool 1 40
 placed "a cpuset, pool" 0 0 $((10 * M)) $any pie_by_default --pages hugetlb $code
-# Who lifts a running program is not in its cpuset, and runs on the other node. Before Linux 5.14 pages that are made
-# present from outside lie where that process runs.
+# A lifter is not in the cpuset of the running program, and runs on the other node. Before Linux 5.14 pages that it
+# makes present are on its own node.
 pages=hugetlb
 case $(uname -r) in 5.*) pages=thp ;; esac
 start $launcher pie_by_default
 taskset 1 pagelift attach --pages $pages $code --report /tmp/report $pid 2>/tmp/err
 name="attach to a program in a cpuset" least0=0 most0=$any least1=0 most1=$any
-# Its base is where the kernel put it: of 6.6 MiB of code, and of constants, two or three whole huge pages.
+# The kernel chose the base: of 6.6 MiB of code, and of constants, two or three whole huge pages.
 [ $pages = hugetlb ] && most0=0 least1=$((8 * M))
 look_at_nodes
 stop "$name"
@@ -158,7 +158,7 @@ done
 on() { cat /sys/devices/system/node/node$1/hugepages/hugepages-${2:-$huge_kib}kB/${3:-nr_hugepages}; }
 feature "doctor: a pool on the wrong node"
 wrong="the pool of .* pages is on the wrong node"
-# moved PAGES: doctor's fix moves the pool to node 1, which then has so many pages.
+# moved PAGES: doctor's fix moves the pool to node 1, which then has this number of pages.
 moved() {
     finds "doctor: a pool on the wrong node" "$wrong" "all on other nodes (node 0); the process may use node 1"
     sh -c "$(fix_of "is on the wrong node")"
@@ -169,7 +169,7 @@ moved() {
         failed "doctor: $(on 1) pages on node 1, due are $1; $(tr '\n' '|' </tmp/said)"
     fi
 }
-# Pages in use there stay, and count.
+# Pages in use on a node stay, and count.
 start $launcher pagelift run --pages hugetlb $code -- pie_by_default
 used=$(($(on 1) - $(on 1 $huge_kib free_hugepages)))
 node_pool 1 $used
@@ -196,7 +196,7 @@ pagelift pool reserve --all-or-nothing $size:100000@0 >/tmp/out 2>&1
 pagelift pool release $size:5@1 >/tmp/out 2>&1
 [ "$(on 1)" = 0 ] && ok "pool release @1" || failed "pool release @1: $(on 1)"
 
-# What a unit that is started again and stopped does.
+# The reservations of a unit that is restarted and stopped.
 feature "pool: a reservation that is recorded, by node"
 node_pool 0 2
 pagelift pool reserve --add --record unit $size:3@0 $size:4@1 >/tmp/out 2>&1
@@ -210,7 +210,7 @@ case "$first, $second, $? $(on 0) $(on 1)" in
 esac
 node_pool 0 0
 
-# Pages that a lift takes, planned, reserved and given back by node.
+# Pages that a lift takes: planned, reserved and returned by node.
 feature "pool: plan, reserve --for and --persist by node"
 pagelift pool plan --numa node=1 $code -- pie_by_default >/tmp/out 2>&1
 grep -q "pagelift pool reserve [^ ]*@1\$" /tmp/out && ok "pool plan --numa node=1" || failed "pool plan --numa node=1: $(tr '\n' '|' </tmp/out)"
@@ -241,7 +241,8 @@ lent() {
     esac
 }
 lent "pool reserve --for on node 1" "0 [1-9]*" none --numa node=1
-# All pages are reserved on both nodes, since it is not known where the program starts; those of the other go back after it.
+# All pages are reserved on both nodes, because the start's node is not known; those of the other node are returned
+# after it.
 lent "pool reserve --for: what is not used goes back" "0 [1-9]*" "[1-9]* 0" --numa local
 launcher="starts_another_with memory-node=1 --"
 lent "pool reserve --for by memory policy" "0 [1-9]*" none
@@ -265,7 +266,7 @@ pool_on() {
     awk -v node="N$1=" '/ huge / { for (i = 2; i <= NF; i++) if (index($i, node) == 1) sum += substr($i, length(node) + 1) }
         END { print sum + 0 }' /proc/$pid/numa_maps
 }
-# heap_on NAME PAGES PROGRAM WORDS...: the pages of each node that its heap has taken.
+# heap_on NAME PAGES PROGRAM WORDS...: the pages that its heap has taken on each node.
 heap_on() {
     name=$1 due=$2
     shift 2
@@ -279,8 +280,8 @@ heap_on() {
         failed "$name: $found pages of nodes 0 and 1, due are $due; $(tr '\n' ' ' </tmp/err)"
     fi
 }
-# Before Linux 5.14 nothing populates pages without a risk, so that the heap takes none, and pages that are made present from
-# outside lie where that process runs.
+# Before Linux 5.14 no call populates pages safely, so the heap takes none, and pages that are made present from outside
+# are on the node of that process.
 case $(uname -r) in 5.1[0-3].*) populates= ;; *) populates=yes ;; esac
 if [ -e /bin/libpagelift_heap.so ] && [ -n "$populates" ]; then
     feature "two nodes: a heap on the pool"
@@ -320,7 +321,7 @@ if [ -e /bin/libpagelift_heap.so ] && [ -n "$populates" ]; then
     node_pool 1 0
 fi
 
-# The page of 1 GiB that the kernel's command line asks for: used (sizes.sh), then split (Linux 5.16).
+# The page of 1 GiB from the kernel's command line: used (sizes.sh), then split (Linux 5.16).
 feature "pool: a page of 1 GiB from boot"
 gib=1048576
 [ "$(on 1 $gib)" = 1 ] && ok "a page of 1 GiB on node 1" || failed "pages of 1 GiB: $(on 0 $gib) on node 0, $(on 1 $gib) on node 1"
@@ -346,7 +347,7 @@ else
     echo 0 >/sys/kernel/mm/hugepages/hugepages-${gib}kB/nr_hugepages
 fi
 
-# Copies of the text by node, of a file on a disk: the kernel does not tell when a file of the initramfs is changed.
+# Copies of the text by node, of a file on a disk: the kernel does not report changes of an initramfs file.
 store_of() { awk -v node="N$1=" '/ file=\/(store|pool)\// {
         pages = size = 0
         for (i = 2; i <= NF; i++) {
@@ -395,7 +396,7 @@ if [ -d /modules ]; then
     pagelift image add --per-node /files/pie_by_default >/tmp/said 2>&1
     [ "$? $(grep -c 'for node [01]$' /tmp/said)" = "0 2" ] && ok "image add --per-node" || failed "image add: $(cat /tmp/said)"
     copies_by_node tmpfs
-    # The kernel has chosen the base, for which there are no copies yet.
+    # The kernel has chosen the base, and no copies for it exist yet.
     start taskset 2 /files/pie_by_default
     taskset 1 pagelift attach --pages image $pid 2>/tmp/err
     here=$(store_of 1) elsewhere=$(store_of 0)
@@ -404,7 +405,7 @@ if [ -d /modules ]; then
         failed "attach: $here KiB on node 1, $elsewhere on node 0; $(cat /tmp/err)"
     pagelift image list >/tmp/said
     grep -q ' 0 *same ' /tmp/said && grep -q ' 1 *same ' /tmp/said && ok "image list shows the nodes" || failed "image list: $(tr '\n' '|' </tmp/said)"
-    # Node 1 gets short of memory, so that no copy can be made there any more: the shared image serves, and lies elsewhere.
+    # Node 1 runs short of memory, so no copy can be made there: the shared image on the other node is used.
     pagelift image remove --force /files/pie_by_default >/tmp/said
     taskset 1 pagelift image add /files/pie_by_default >/tmp/said 2>&1
     taskset 1 pagelift image add --per-node /files/fixed_address_executable >>/tmp/said 2>&1
@@ -466,7 +467,7 @@ if [ -d /modules ]; then
 fi
 
 feature "shortage: memory"
-# The pool takes all memory but some MiB; transparent huge pages cannot be had, and nothing may be killed for them.
+# The pool takes nearly all memory; no transparent huge pages are available, and no process may be killed for them.
 for left in 60 40 30; do
     pool 0
     free_mib=$(awk '$1 == "MemAvailable:" { print int($2 / 1024) }' /proc/meminfo)

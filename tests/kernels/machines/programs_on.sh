@@ -1,11 +1,11 @@
-# Programs that lie on each file system, all of them in one boot: a start, a lift of what runs, from inside, and an image of
-# the program's file, or why there is none. Each file system has rows of its own in docs/COMPATIBILITY.md.
+# Programs on each file system, all in one boot: a start, a lift of a running program, a lift from inside, and an image
+# of the program's file, or the reason why there is none. Each file system has separate rows in docs/COMPATIBILITY.md.
 M=1024
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 usual_path=$PATH
 any_source="Private_Hugetlb|AnonHugePages|FilePmdMapped|ShmemPmdMapped"
 
-# disk_of TYPE: mounts the disk that has this file system, unless it is mounted already; $files is where.
+# disk_of TYPE: mounts the disk that has this file system, unless it is mounted already; $files is its folder.
 disk_of() {
     files=/mnt/$1
     grep -q " $files " /proc/mounts && return
@@ -23,7 +23,7 @@ mounted_by() {
     mount -t $1 $2 none $files || { failed "$1: not mounted"; return 1; }
 }
 
-# imaged TYPE: the program runs from an image of its file; where there can be none, the reason is known.
+# imaged TYPE: the program runs from an image of its file; if none is possible, the reason is known.
 imaged() {
     feature "run: shared image of the file"
     rm -rf /tmp/refused
@@ -43,7 +43,7 @@ imaged() {
     failed "$1: image add: $(tr '\n' '|' </tmp/said)"
 }
 
-# programs_on TYPE: copied to $files, they are lifted in every way.
+# programs_on TYPE: programs copied to $files are lifted in every way.
 programs_on() {
     machine "$own_libc" $1
     cp /bin/pie_by_default /bin/fixed_address_executable $files || { failed "$1: not copied"; return; }

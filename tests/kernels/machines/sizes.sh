@@ -1,11 +1,12 @@
-# Pool pages of another size than the usual one: a bss on them.
-# kernel_page_sum PID KIB: KiB of memory on pages of this size; shared ones, too, see smaps_sum.
+# Pool pages of a size other than the usual: a bss on them.
+# kernel_page_sum PID KIB: KiB of memory on pages of this size, shared ones included (see smaps_sum).
 kernel_page_sum() {
     awk -v kib=$2 '$1 == "KernelPageSize:" { here = $2 == kib } $1 ~ /^(Private|Shared)_Hugetlb:/ && here { sum += $2 } END { print sum + 0 }' \
         /proc/$1/smaps
 }
 
-# on_pages_of KIB NAME LEAST PROGRAM OPTIONS...: it prints the same, with that much of it on pages of the size, all given back.
+# on_pages_of KIB NAME LEAST PROGRAM OPTIONS...: the same output, at least LEAST KiB on pages of the size, all returned
+# at the end.
 on_pages_of() {
     kib=$1 name=$2 least=$3 program=$4
     shift 4

@@ -1,7 +1,7 @@
-# Whoever lifts a start is killed at moments that reach all of what one takes: the program starts as if nobody had been there.
+# The lifter of a start is killed at moments spread over a whole lift: the program starts unharmed.
 milliseconds() { awk '{ print int($1 * 1000) }' /proc/uptime; }
 
-# launch PROGRAM: starts it lifted, without waiting for anything; $pid is it, descriptor 3 its input.
+# launch PROGRAM: starts it lifted, without waiting; $pid is its process, descriptor 3 its input.
 launch() {
     rm -f /tmp/in
     mkfifo /tmp/in
@@ -11,8 +11,8 @@ launch() {
     exec 3<>/tmp/in
 }
 
-# runs PID: false once it has ended; $tracer is who traces it, 0 where nobody does. It starts no program, since a helper may be
-# gone before an emulated CPU has started one.
+# runs PID: false once it has ended; $tracer is its tracer, or 0. Starts no program, because a helper may be gone before
+# an emulated CPU has started one.
 runs() {
     tracer=0 state=
     while read -r key value rest; do
@@ -24,8 +24,8 @@ runs() {
     [ -n "$state" ] && [ "$state" != Z ] && [ "$state" != X ]
 }
 
-# helpers_killed PROGRAM LEAST: kills helpers until LEAST of them have died, each a while after it is met. Where one is gone by
-# then, the whiles become shorter.
+# helpers_killed PROGRAM LEAST: kills helpers until LEAST of them have died, each some time after it is found. If a
+# helper is gone by then, the times become shorter.
 helpers_killed() {
     plain_of $1
     began=$(milliseconds)
@@ -36,7 +36,7 @@ helpers_killed() {
     while [ $killed -lt $2 ] && [ $round -lt 40 ]; do
         launch $1
         tries=0
-        # No helper is met where the start is over before.
+        # No helper is found if the start is over before.
         while runs $pid && [ $tracer = 0 ] && [ ! -s /tmp/out ] && [ $tries -lt 20000 ]; do
             tries=$((tries + 1))
         done

@@ -1,8 +1,8 @@
-# `pagelift stat` where there is no PMU, as under emulation: pages in use by accessed marks instead of page walks.
+# `pagelift stat` without a PMU, as under emulation: pages in use by accessed marks instead of page walks.
 feature "stat: without a PMU, by accessed marks"
 start uses_known_pages 3000
-# The kernel clears the marks and leaves the TLB as it is, and an emulated TLB forgets nothing before another process gets the
-# CPU: one does on each, several times a second.
+# The kernel clears the marks but not the TLB, and an emulated TLB keeps its entries until another process gets the CPU:
+# on each CPU one does, several times a second.
 switchers=
 for cpu in 1 2; do
     taskset $cpu sh -c 'while :; do usleep 50000; done' &
@@ -19,7 +19,7 @@ if [ $status = 0 ] && grep -q "^Page walks: not counted: .* shows no PMU.*fix:" 
 else
     failed "stat: status $status, $(tr '\n' '|' </tmp/said)"
 fi
-# Of 3000 pages each that it uses, and as many that lie idle; an emulated CPU may not reach all in half a second.
+# The program uses 3000 pages of each kind, and as many are idle; an emulated CPU may not reach all in half a second.
 for part in "code" "heap (mmap), bss"; do
     used=$(grep "^  $part " /tmp/said | awk '{ gsub(",", "", $NF); print $NF }')
     if [ "${used:-0}" -ge 500 ] && [ "$used" -le 3200 ]; then

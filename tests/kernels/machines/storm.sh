@@ -15,14 +15,15 @@ watched() {
     [ "$(tail -n 1 /tmp/out)" = "all right" ] || failed "$name: the program ended with $(tail -n 1 /tmp/out)"
 }
 
-# How times are measured: 5.10 and 6.1 have no event csd:*, later kernels distinguish waiting from interruptions. The row then
-# has a share in the calls, a share of one of these at least (a short window may contain no complete wait), and its part of all.
+# Measured times: 5.10 and 6.1 have no event csd:*, later kernels distinguish waiting from interruptions. Their rows
+# have a share of the calls, at least one share of these two times (a short window may contain no complete wait), and
+# the part of all.
 case $(uname -r) in
     5.10.* | 6.1.*) times="the time of receivers is that of all function calls between CPUs" ;;
     *) times='storms .*[0-9] % .*[0-9] % .*[0-9] %' ;;
 esac
-# Arm CPUs tell each other by broadcasts in hardware, of which nothing is recorded: that is said, the calls are counted
-# instead, and the cure is the same.
+# Arm CPUs send shootdowns by hardware broadcasts, which are not recorded: the report names this, counts the calls
+# instead, and gives the same cure.
 not_observable() {
     watched "shootdowns on $(uname -m)" 2 storms
     for text in "not shootdowns themselves" "aarch64 kernels never record the tracepoint tlb:tlb_flush" \

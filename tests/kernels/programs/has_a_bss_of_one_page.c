@@ -1,4 +1,4 @@
-// Bss that holds exactly one whole page of PAGE bytes, wherever it comes to lie. Some words of it are used.
+// Bss that holds exactly one whole page of PAGE bytes at any base. Some of its words are used.
 //
 // build: gcc -g -O1 -mcmodel=medium -fPIE -pie -o $OUT $SRC
 #include "ready.h"
@@ -12,7 +12,7 @@ static uint64_t words[BYTES / 8];
 
 static uint64_t next(uint64_t i) { return (i * 6364136223846793005ull + 1442695040888963407ull) % (BYTES / 8); }
 
-/* Each word may be met again: it then holds what was written last. */
+/* A word may be visited again: it then holds the last written value. */
 static uint64_t use(uint64_t wrong) {
     uint64_t i = 1;
     for (int n = 0; n < 1000; n++, i = next(i)) wrong += words[i] != 0 && words[i] != i, words[i] = i;

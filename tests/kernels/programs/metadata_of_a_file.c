@@ -1,6 +1,6 @@
-// With `give FILE` a file gets owner, mode, times, an access control list, capabilities, extended attributes and attributes
-// of its own; with `show FILE` all of these and a sum of its bytes are printed; with `hold FILE` a page of each 64 KiB
-// is in use by a pipe until the program is killed, so that the kernel can neither collapse nor evict it.
+// `give FILE` sets the file's owner, mode, times, access control list, capabilities, extended attributes and flags;
+// `show FILE` prints all of these and a sum of its bytes; `hold FILE` keeps a page of each 64 KiB in use by a pipe
+// until the program is killed, so that the kernel can neither collapse nor evict the file.
 //
 // build: gcc -O1 -o $OUT $SRC
 #define _GNU_SOURCE
