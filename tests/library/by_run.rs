@@ -1,4 +1,4 @@
-//! `pagelift run --via preload`, and the fall-back to it where ptrace is refused.
+//! `pagelift run --via preload`, and the fall-back to it if ptrace is refused.
 
 use crate::library_folder;
 use anyhow::{Result, ensure};
@@ -28,8 +28,8 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// `pie_by_default.c` behind the words of `starts_another_with.c`, if there are any; huge bytes of its executable while
-/// it waits, and what it said.
+/// Runs `pie_by_default.c`, started by `starts_another_with.c` with these words if there are any. Returns the huge
+/// bytes of its executable while it waits, and its output.
 fn lifted(t: &Context, words: &[&str], options: &[&str]) -> Result<(u64, Output)> {
     library_folder()?;
     let run = t.lifted(options, &Program::named("start/pie_by_default.c")?.command()?)?;
@@ -50,7 +50,7 @@ fn lifted(t: &Context, words: &[&str], options: &[&str]) -> Result<(u64, Output)
     Ok((view.huge_bytes(), output))
 }
 
-/// The lines that Pagelift and the library said.
+/// The output lines of Pagelift and the library.
 fn said(output: &Output) -> String {
     output.own_lines().join("\n")
 }
@@ -95,7 +95,7 @@ fn names_what_it_cannot_do(t: &Context) -> Result<()> {
 
 fn static_program(t: &Context) -> Result<()> {
     library_folder()?;
-    // A file that is larger than all memory, and almost empty: only its headers can be read.
+    // A file that is larger than all memory, and almost empty: a reader can read only its headers.
     let (built, large) = (Program::named("start/static_glibc.c")?.build()?, t.folder().join("large"));
     copy_program(t, &built, &large)?;
     File::options().write(true).open(&large)?.set_len(1 << 40)?;
@@ -124,7 +124,7 @@ fn falls_back(t: &Context, errno: &str) -> Result<()> {
     Ok(())
 }
 
-/// A call that a lift makes is refused: the program runs on with the contents that it had, and one line tells of it.
+/// A call of the lift is refused: the program continues with its contents, and one line reports the refusal.
 fn survives(t: &Context, refusal: &str) -> Result<()> {
     let refuse = format!("refuse={refusal}");
     let (huge, output) = lifted(t, &[&refuse], &["--via", "preload", "--pages", "thp"])?;

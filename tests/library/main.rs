@@ -1,7 +1,7 @@
 //! The library, by small programs that check themselves (`tests/library/programs`), under real programs, and as an
 //! installed package.
 //!
-//! The head of each program says how it is built and run:
+//! The head of each program says how to build and run it:
 //!
 //! - `link:` one test for each: `shared`, `archive` (the archive in an ordinary program), `static` (in a static one),
 //!   `musl` and `musl-static` (the archive with another C library), `preload` (not linked; preloaded with the `env:`
@@ -26,7 +26,7 @@ use test_support::{
     Context, Ending, Need, Program, Test, main_of, shared_folder, target_folder, test_case, tests_folder, workspace,
 };
 
-/// One of them takes half a minute on a machine that has nothing else to do.
+/// Time limit of a program. One program takes half a minute on an idle machine.
 const LIMIT: Duration = Duration::from_secs(400);
 
 fn main() -> ExitCode {
@@ -82,7 +82,7 @@ fn tests_of(source: &Path) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
-/// The text behind `WORD:` in the head of a source.
+/// The text after `WORD:` in the head of a source.
 fn directive(text: &str, word: &str) -> Option<String> {
     let head = text.lines().take_while(|line| line.starts_with("//"));
     let own =
@@ -90,14 +90,14 @@ fn directive(text: &str, word: &str) -> Option<String> {
     head.filter_map(own).next()
 }
 
-/// How one program is built.
+/// The build of one program.
 struct Build {
     source: PathBuf,
     link: String,
     flags: String,
 }
 
-/// The folder with the library as `packaging/library/build` leaves it.
+/// The folder with the library that `packaging/library/build` has built.
 fn library_folder() -> Result<PathBuf> {
     let folder = target_folder().join("library");
     ensure!(
@@ -186,7 +186,7 @@ fn run(t: &Context, build: &Build, text: &str) -> Result<()> {
         output.stdout,
         output.stderr
     );
-    // What it measured is for the reader of the output.
+    // Prints the program's measurements.
     for line in output.stdout.lines().filter(|line| *line != "ok") {
         println!("{}: {line}", build.source.file_stem().unwrap_or_default().to_string_lossy());
     }

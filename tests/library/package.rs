@@ -95,7 +95,7 @@ pagelift_align(moved RELAYOUT)
     fs::write(t.folder().join("CMakeLists.txt"), project)?;
     let program = t.pagelift(&[])?.get_program().to_owned();
     let options = format!("-DSOURCE=$SOURCE -DCMAKE_PREFIX_PATH=$PREFIX -DPAGELIFT_EXECUTABLE={}", program.display());
-    // Each link is followed by it.
+    // pagelift_align runs after each link step.
     let line = format!(
         "cmake -S . -B build {options} && cmake --build build && touch CMakeLists.txt && cmake --build build --clean-first
         readelf -lW build/moved | grep -q 'LOAD .* R E 0x200000$' && echo | ./build/moved"
@@ -105,14 +105,14 @@ pagelift_align(moved RELAYOUT)
     Ok(())
 }
 
-/// Bytes that a program's process maps of the library.
+/// Limit of the bytes of the library that a process maps.
 const MOST_MAPPED: u64 = 480 << 10;
 
-/// A few hundred KB, no other library, and no symbol that a program could meet by chance.
+/// The library has a few hundred KB, needs no other library, and has no symbol that a program may define by chance.
 fn small(t: &Context) -> Result<()> {
     let prefix = installed(t)?;
     let archive = prefix.join("lib/libpagelift.a");
-    // The rest of the file is names, of which profilers make use, and whose length no program notices.
+    // The rest of the file has names for profilers, which no process maps.
     let sizes = shell(t, &prefix, "readelf -lW $PREFIX/lib/libpagelift.so | awk '$1 == \"LOAD\" { print $5 }'")?;
     let size = |word: &str| Ok(u64::from_str_radix(word.trim_start_matches("0x"), 16)?);
     let mapped = sizes.lines().map(size).sum::<Result<u64>>()?;
@@ -141,8 +141,8 @@ fn small(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Weak names that the archive asks for: a program without them links. Each name is only used in a static program.
-/// A dynamic one may define any name itself, so there the C library's functions are found without their names.
+/// Weak symbols that the archive imports: a program without these links, too. Each is used only in a static program. A
+/// dynamic program may define any symbol itself, so there the C library's functions are found without symbols.
 const ASKED_FOR_BY_ARCHIVE: [(&str, &str); 4] = [
     ("__dl_iterate_phdr", "glibc's own name of dl_iterate_phdr; reserved for the C library"),
     ("__dso_handle", "in each object's start files, hidden from others; only its address is used"),
@@ -150,7 +150,7 @@ const ASKED_FOR_BY_ARCHIVE: [(&str, &str); 4] = [
     ("pthread_atfork", "musl's, which has no other name; in a static program each name has one definition"),
 ];
 
-/// libpagelift.so asks for nothing. A new name in the archive needs a reason why no program's definition can hurt.
+/// libpagelift.so imports nothing. A new import of the archive needs a reason why a program's definition does no harm.
 fn imports(t: &Context) -> Result<()> {
     let prefix = installed(t)?;
     let undefined = |options: &str| -> Result<Vec<String>> {

@@ -1,5 +1,5 @@
-//! The libraries in programs that have more rights than the user who starts them: what this user puts into the environment
-//! does not steer them.
+//! The libraries in programs with more rights than the user who starts them: variables of this user do not affect the
+//! libraries.
 
 use crate::{compiler, finish, library_folder};
 use anyhow::{Context as _, Result, ensure};
@@ -31,8 +31,8 @@ fn linked(t: &Context, source: &str, library: &Path) -> Result<PathBuf> {
     Ok(out)
 }
 
-/// Runs a program as nobody. Returns what it maps of its own file while it waits (length, offset, protection), whether it has
-/// the rights of root then, and what it wrote.
+/// Runs a program as nobody. Returns the mappings of its own file while it waits (length, offset, protection), whether
+/// it then has the rights of root, and its output.
 fn run(t: &Context, program: &Path, mode: u32, variables: &[(&str, &str)]) -> Result<(Vec<String>, bool, Output)> {
     fs::set_permissions(program, Permissions::from_mode(mode))?;
     let mut command = Command::new(program);

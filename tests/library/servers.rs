@@ -31,7 +31,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// Runs a script with the library's path in `$LIBRARY`; what it prints.
+/// Runs a script with the library's path in `$LIBRARY`. Returns its output.
 fn script(t: &Context, text: &str) -> Result<String> {
     let mut shell = Command::new("sh");
     shell.args(["-euc", text]).current_dir(t.folder()).env("LIBRARY", library_folder()?.join("libpagelift.so"));
@@ -41,7 +41,7 @@ fn script(t: &Context, text: &str) -> Result<String> {
     Ok(output.stdout + &output.stderr)
 }
 
-/// Writable memory too; then the pool is emptied, and the server works under load and ends in order.
+/// Writable memory is lifted too; then the pool is emptied, and the server works under load and ends normally.
 fn mariadb(t: &Context) -> Result<()> {
     let said = script(
         t,
@@ -70,7 +70,7 @@ fn mariadb(t: &Context) -> Result<()> {
         "#,
     )?;
     ensure!(said.contains("status 0") && said.contains("(hugetlb"), "it said {said}");
-    // Transactions that lock each other out are the load's own; a lost connection would be ours.
+    // Deadlocks between transactions are caused by the load; a lost connection would be caused by Pagelift.
     ensure!(said.lines().any(|line| line.trim().starts_with("reconnects:") && line.contains(" 0 ")), "it said {said}");
     ensure!(said.lines().filter(|line| line.contains("check") && line.contains("OK")).count() == 2, "it said {said}");
     ensure!(said.lines().any(|line| line.split_whitespace().eq(["HugePages_Free:", "0"])), "it said {said}");
@@ -79,7 +79,7 @@ fn mariadb(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A server that forks for each connection, with a pool that is too small for what it would need.
+/// A server that forks for each connection, with a pool that is too small for its children.
 fn postgres(t: &Context) -> Result<()> {
     let said = script(
         t,
@@ -136,7 +136,7 @@ END
     Ok(())
 }
 
-/// An extension module is loaded by `dlopen`, used, and forked with.
+/// An extension module is loaded by `dlopen`, used, and used after a fork.
 fn python(t: &Context) -> Result<()> {
     let said = script(
         t,

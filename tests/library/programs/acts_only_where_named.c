@@ -1,5 +1,5 @@
-// The preload acts in the program that is named, and takes nothing from the shell, the wrapper and the other programs
-// that inherit the variables.
+// The preloaded library acts in the named program, and uses no pool pages in the shell, the wrapper and the other
+// programs that inherit the variables.
 //
 // link: preload
 // env: PAGELIFT=only=another_name pages=hugetlb quiet

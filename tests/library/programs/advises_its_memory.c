@@ -1,5 +1,5 @@
-// Memory that the program has mapped itself is on huge pages after a call: anonymous memory, and a file that other descriptors
-// have read in small pages. Contents stay, also after calls with invalid arguments.
+// Memory that the program has mapped itself is on huge pages after a call: anonymous memory, and a file that other
+// descriptors have read in small pages. Contents stay, also after calls with invalid arguments.
 //
 // link: shared archive static
 // needs: thp
@@ -13,7 +13,7 @@ static pagelift_report report = PAGELIFT_REPORT_EMPTY;
 
 static int advise(void *at, size_t length) { return pagelift_advise(at, length, &report); }
 
-// Where no memory is free in pieces of a huge page it is made, and the call tried again.
+// If the kernel has no free huge page, memory is compacted and the call repeated.
 static int advise_with_memory(void *at, size_t length)
 {
     int result = advise(at, length);
@@ -59,7 +59,7 @@ static void anonymous(void)
     CHECK(advise_with_memory(at, SIZE) == PAGELIFT_OK && huge_bytes(at, SIZE, NULL) == SIZE);
     check_bytes(at);
     CHECK(pagelift_advise(at, SIZE, NULL) == PAGELIFT_OK);
-    // Of parts of huge pages nothing counts.
+    // Parts of huge pages do not count.
     CHECK(advise(at + 1, huge_page()) == PAGELIFT_NOTHING && strstr(report.message, "no whole huge page"));
     CHECK(mprotect(at, SIZE, PROT_NONE) == 0);
     CHECK(advise(at, SIZE) == PAGELIFT_NOTHING && strstr(report.message, "not readable"));
@@ -67,7 +67,7 @@ static void anonymous(void)
     CHECK(advise(at, SIZE) == PAGELIFT_INVALID && strstr(report.message, "found no memory at"));
 }
 
-// The machine's settings decide how much of it is huge.
+// The machine's settings decide how much of the memory is huge.
 static void shared_memory(void)
 {
     int fd = memfd_create("advised", MFD_CLOEXEC);
@@ -109,7 +109,7 @@ static void file(int shared)
     unsigned char *own = map(PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
     own[12345] = 1;
     CHECK(advise(own, SIZE) == PAGELIFT_NOTHING && strstr(report.message, "may be written"));
-    // Written to before it was protected: the written block stays as it is.
+    // The program wrote to a block before the protection: this block is not changed.
     CHECK(mprotect(own, SIZE, PROT_READ) == 0);
     CHECK(advise(own, SIZE) == PAGELIFT_PARTIAL && own[12345] == 1);
     unsigned char *written = map(PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

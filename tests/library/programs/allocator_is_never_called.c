@@ -1,5 +1,5 @@
-// The executable has its own allocator and its own mmap; the library calls none of them, nor any other function of the
-// C library that is watched here, between the begin and the end of a lift.
+// The executable has its own allocator and its own mmap. During a lift the library calls neither these nor any other
+// watched function of the C library.
 //
 // link: shared archive
 // needs: pool 64M
@@ -55,7 +55,7 @@ ssize_t read(int fd, void *buffer, size_t length)
     return syscall(SYS_read, fd, buffer, length);
 }
 #if defined(__x86_64__)
-// The compiler's own calls would go here too.
+// Calls that the compiler adds would use this function too.
 void *memcpy(void *to, const void *from, size_t length)
 {
     if (lifting) calls++;
@@ -70,7 +70,7 @@ int main(void)
     pagelift_options options = PAGELIFT_OPTIONS_DEFAULT;
     options.pages = PAGELIFT_PAGES_HUGETLB;
     options.writable_pages = PAGELIFT_WRITABLE_HUGETLB;
-    // The first lift asks the C library for handlers around fork, which may allocate.
+    // The first lift registers handlers around fork in the C library, which may allocate.
     pagelift_report report = PAGELIFT_REPORT_EMPTY;
     lifting = 1;
     int result = pagelift_lift(&options, &report);

@@ -1,5 +1,5 @@
-// Other threads write all the time, to pages of the pool and to ordinary ones in turn, by themselves and by the kernel's
-// hand; the pool is empty. Every child sees all its memory as of one moment, as after any fork, and no write fails.
+// Other threads constantly write to pool pages and ordinary pages in turn, directly and by system calls; the pool is
+// empty. Every child sees the memory of a single moment, as after any fork, and no write fails.
 //
 // link: shared
 // needs: pool 64M
@@ -7,7 +7,7 @@
 #include "fork.h"
 
 static volatile int stop;
-// One step of each writer: a word of data, a word of bss, a word of the heap, and back.
+// A step of a writer changes a word of data, one of the heap, one of bss, and one of the heap.
 static uint64_t *heap;
 
 static void put(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
@@ -37,7 +37,7 @@ static void *fill(void *argument)
     return NULL;
 }
 
-// Each word is as new as the next one, or one step ahead of it.
+// True if the first word equals the second, or is one step ahead.
 static int in_order(uint64_t first, uint64_t second) { return first == second || first == second + 1; }
 
 int main(void)

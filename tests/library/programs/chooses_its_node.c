@@ -1,11 +1,11 @@
-// The pages of a lift lie on the node that the options name; a node that may not be used is refused with its reason.
+// The pages of a lift are on the node that the options name; a node that may not be used is refused with its reason.
 //
 // link: shared archive
 // needs: thp
 #include "support.h"
 #include <sys/syscall.h>
 
-// The node of a page by move_pages(2), which without nodes moves nothing.
+// The node of a page, by move_pages(2) without nodes, which moves nothing.
 static int node_of(const void *address)
 {
     void *page = (void *)((uintptr_t)address & ~4095UL);

@@ -1,5 +1,5 @@
-// What the program has allocated stands on transparent huge pages after a call, while another thread writes to it; all
-// contents are as before. A second call finds nothing to do.
+// After a call the program's heap is on transparent huge pages, although another thread writes to it; all contents are
+// unchanged. A second call finds nothing to do.
 //
 // link: shared archive static
 // needs: thp

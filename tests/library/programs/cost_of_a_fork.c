@@ -1,4 +1,4 @@
-// What the guard costs a fork, for the reader: with nothing on pool pages, and with data and bss on them.
+// Prints the guard's cost for a fork: without pool pages, and with data and bss on pool pages.
 //
 // link: shared
 // needs: pool 64M
@@ -27,7 +27,7 @@ int main(void)
     huge_bytes(big_data, sizeof big_data + sizeof big_bss, &pool);
     double guarded = fork_time();
     printf("a fork takes %.0f us, with writable memory on the pool %.0f us\n", plain, guarded);
-    // The copy is at memory's speed: even a slow machine moves 100 MB a second.
+    // The copy is limited by memory: even a slow machine copies 100 MB a second.
     CHECK(guarded < plain + 200000);
     puts("ok");
     return 0;

@@ -1,9 +1,9 @@
-// What the tests of the fork guard share: everything writable on pool pages, and then not one page left in the pool.
+// Code for the tests of the fork guard: all writable memory is on pool pages, and then the pool is empty.
 #ifndef FORK_H
 #define FORK_H
 #include "support.h"
 
-// Behind the bss of a static library, so that the library's own is in the middle of what can be lifted.
+// Placed after the bss of a static library, so that the library's bss is in the middle of the liftable range.
 __attribute__((common)) char behind_the_library[4 << 20];
 
 static inline void exhaust_pool(void)
@@ -18,7 +18,7 @@ static inline void exhaust_pool(void)
     CHECK(free_pool_pages() == 0);
 }
 
-// Data and bss on pool pages, nothing left in the pool.
+// Moves data and bss to pool pages, then empties the pool.
 static inline void lift_writable(void)
 {
     memset(big_bss, 1, BSS_BYTES);
@@ -32,7 +32,7 @@ static inline void lift_writable(void)
     exhaust_pool();
 }
 
-// Every byte of bss is `value`.
+// True if every byte of bss is `value`.
 static inline int bss_is(unsigned char value)
 {
     for (int index = 0; index < BSS_BYTES; index++)

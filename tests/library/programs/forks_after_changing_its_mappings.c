@@ -1,6 +1,6 @@
-// The program protects, unmaps or replaces one huge page in the middle of what was lifted, with an empty pool. The guard
-// serves the rest: a child writes to all of it and lives, alone and beside another thread, and finds the protections of
-// its parent. A restore gives back what is left, and the protections of the program stay.
+// The program protects, unmaps or replaces one huge page in the middle of a lifted range, with an empty pool. The guard
+// serves the rest: a child writes to the whole rest and lives, alone and beside another thread, and finds the
+// protections of its parent. A restore returns the remaining pages, and the program's protections stay.
 //
 // link: shared archive
 // flags: -DCHANGE=PROTECT | -DCHANGE=HIDE | -DCHANGE=UNMAP | -DCHANGE=REPLACE
@@ -17,7 +17,7 @@ static size_t size;
 static void change(void)
 {
     size = huge_page();
-    // The second whole page of bss: there is one below it and one behind it.
+    // The second whole page of bss, with one page before and one after.
     page = (unsigned char *)(((uintptr_t)big_bss + size - 1) / size * size) + size;
     CHECK(page + size <= big_bss + BSS_BYTES);
     switch (CHANGE) {
@@ -31,7 +31,7 @@ static void change(void)
     exhaust_pool();
 }
 
-// Every byte of bss but those of the changed page is `value`.
+// True if every byte of bss outside of the changed page is `value`.
 static int rest_is(unsigned char value)
 {
     for (unsigned char *at = big_bss; at < big_bss + BSS_BYTES; at++)
@@ -45,7 +45,7 @@ static void fill_rest(unsigned char value)
     memset(page + size, value, big_bss + BSS_BYTES - (page + size));
 }
 
-// Every byte of the changed page is `value`, where there is one.
+// True if every byte of the changed page is `value`, or if the page is unmapped.
 static int page_is(unsigned char value)
 {
     for (size_t at = 0; CHANGE != UNMAP && at < size; at++)
@@ -53,7 +53,7 @@ static int page_is(unsigned char value)
     return 1;
 }
 
-// Its protection as maps shows it, the empty text where nothing is mapped.
+// The page's protection in maps; the empty string if it is unmapped.
 static const char *protection(void)
 {
     static char found[8];
@@ -144,7 +144,7 @@ int main(void)
     sem_post(&done);
     pthread_join(thread, NULL);
 
-    // What is left is known, and is given back.
+    // The library knows the remaining pages, and returns them.
     CHECK(pagelift_query(&report) == PAGELIFT_OK && report.hugetlb_bytes >= 8 << 20);
     long free = free_pool_pages();
     int result = pagelift_restore(NULL, &report);

@@ -1,5 +1,5 @@
-// Another thread calls the library all the time, with options that it has to parse and refuse, while this one forks: every
-// child finds the library free, and its call ends.
+// Another thread constantly calls the library, with options that it must parse and refuse, while this thread forks: in
+// every child the library is not locked, and a call returns.
 //
 // link: shared archive
 #include "support.h"

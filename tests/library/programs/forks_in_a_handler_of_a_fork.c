@@ -1,7 +1,7 @@
-// Handlers of the program around fork, registered before the archive's own, fork themselves: before the fork, and after it in
-// the parent and in the child. What is prepared for the outer fork stays until that is done: every child finds its memory
-// and can write to all of it, with an empty pool; the library can be used afterwards, and the signal mask is the
-// program's own.
+// Handlers of the program around fork, registered before the archive's own, fork themselves: before the fork, and after
+// it in the parent and in the child. The preparation for the outer fork lasts until that fork is done: with an empty
+// pool, every child finds its memory and can write to all pages. The library is usable afterwards, and the signal mask
+// is that of the program.
 //
 // link: shared archive
 // needs: pool 64M
@@ -9,7 +9,7 @@
 
 enum { SECONDS = 120 };
 enum place { NOWHERE, BEFORE, IN_PARENT, IN_CHILD };
-// Not on pool pages: the child's handler writes to it where there is no page to be had.
+// Not on pool pages, since the child's handler writes to it while no page is available.
 static enum place *due;
 
 static int is_usable(void)

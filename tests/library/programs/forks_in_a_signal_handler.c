@@ -1,4 +1,4 @@
-// A signal handler forks, also one that comes in the middle of another fork and of a lift, with an empty pool.
+// A signal handler forks with an empty pool, also if it interrupts another fork or a lift.
 //
 // link: shared
 // needs: pool 64M
@@ -7,7 +7,7 @@
 
 static volatile sig_atomic_t handled;
 
-/* The next signal, after the program has got on for a moment. At a fixed rate a slow machine would do nothing else than
+/* Requests the next signal, so that the program runs for a moment before it. At a fixed rate a slow machine would only
    handle signals. */
 static void signal_in(int microseconds)
 {
@@ -26,7 +26,7 @@ static void fork_here(int signal)
     }
     expect_exit(child, 5);
     handled++;
-    /* At ever other moments of what it comes upon. */
+    /* At a different moment each time. */
     signal_in(1000 + handled * 1237 % 20000);
     errno = saved;
 }

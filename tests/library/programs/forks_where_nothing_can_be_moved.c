@@ -1,5 +1,5 @@
-// A seccomp filter that came after the lift refuses to move memory: a child finds the contents of the fork nevertheless, with their
-// protections. The handlers of an archive are not the first: its child shares the pages instead.
+// A seccomp filter, installed after the lift, refuses to move memory: a child still finds the contents at the fork,
+// with their protections. The handlers of an archive are not the first ones: its child shares the pages instead.
 //
 // link: shared
 // needs: pool 64M

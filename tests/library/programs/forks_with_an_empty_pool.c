@@ -1,5 +1,5 @@
-// With not one page left in the pool: the child writes first; the parent writes first and the child reads later; many
-// children at once; children of children; and the parent keeps its pool pages throughout.
+// The pool is empty: the child writes first; the parent writes first and the child reads later; many children at once;
+// children of children. The parent keeps its pool pages throughout.
 //
 // link: shared archive musl
 // needs: pool 64M
@@ -78,7 +78,7 @@ int main(void)
     huge_bytes(big_data, sizeof big_data, &before);
     CHECK(before >= 4 << 20);
     int mappings = 0;
-    // A machine that is emulated takes about twenty times as long for each byte.
+    // An emulated machine takes about 20 times as long for each byte.
     int slow = getenv("PAGELIFT_TEST_EMULATED") != NULL;
     for (int round = 0; round < (slow ? 2 : 3); round++) {
         child_writes_first();

@@ -1,6 +1,6 @@
-// Signals come in the middle of calls of the library that parse options, and write and drop reports. Their handler forks,
-// and calls the library, in the parent and in the child: no call waits for the one that it interrupts. The logger runs
-// with the signal mask of the caller, and what it changes of that stays.
+// Signals arrive during calls of the library that parse options, and write and drop reports. Their handler forks, and
+// calls the library in the parent and in the child: no call waits for the one that it interrupts. The logger runs with
+// the signal mask of the caller, and its changes of the mask stay.
 //
 // link: shared archive
 // needs: thp
@@ -11,7 +11,7 @@ enum { SIGNALS = 300, SECONDS = 60 };
 
 static volatile sig_atomic_t handled, lines;
 
-/* The next signal, after the program has got on for a moment. */
+/* Requests the next signal, so that the program runs for a moment before it. */
 static void signal_in(int microseconds)
 {
     struct itimerval once = { { 0, 0 }, { 0, microseconds } };
@@ -30,7 +30,7 @@ static void fork_here(int signal)
     CHECK(WEXITSTATUS(status) == 5);
     CHECK(pagelift_query(NULL) == PAGELIFT_OK);
     handled++;
-    /* At ever other moments of what it comes upon. */
+    /* At a different moment each time. */
     signal_in(500 + handled * 1237 % 3000);
     errno = saved;
 }

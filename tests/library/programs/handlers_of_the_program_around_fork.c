@@ -1,7 +1,7 @@
-// The program has handlers of its own around fork, registered before the first lift and after it, which write to memory
-// on pool pages and take a lock that other threads hold while they write: the child sees what the handlers before the
-// fork wrote, and those after it find their memory, with an empty pool, alone and (with the shared library, which holds
-// the others' writes) with other threads running.
+// The program has handlers around fork, registered before the first lift and after it. They write to memory on pool
+// pages and take a lock that other threads hold while they write. With an empty pool, the child sees the writes of the
+// handlers before the fork, and the handlers after it find their memory: alone, and with other threads running (with
+// the shared library, which blocks their writes).
 //
 // link: shared archive
 // needs: pool 64M
@@ -46,7 +46,7 @@ static void forks(int rounds)
             if (big_data[10] != data + 1 || big_bss[10] != (unsigned char)(bss + 1)) _exit(1);
             if (big_data[30] != last + 1) _exit(6);
             if (big_bss[11] != (unsigned char)(later + 1)) _exit(2);
-            // The lock was the forking thread's: nobody else's step is half done.
+            // The forking thread had the lock: no other thread was within a step.
             unsigned char first = big_bss[1 << 20];
             for (int at = 0; at < 1 << 20; at += 4096)
                 if (big_bss[(1 << 20) + at] != first) _exit(3);

@@ -21,7 +21,7 @@ int main(void)
     options.objects = "exe";
     options.logger = print_line;
 #if defined(LOCKED)
-    // A lock of the program's that its function takes, too.
+    // The program holds the lock that its function takes.
     pthread_mutex_lock(&own_lock);
 #endif
     CHECK(pagelift_lift(&options, NULL) >= 0);

@@ -1,4 +1,4 @@
-// The entry point of the older technique returns the number of huge pages, also where an earlier call has made them, and
+// The entry point of the older technique returns the number of huge pages, also if an earlier call has made them, and
 // works without a logger.
 //
 // link: shared archive
@@ -15,7 +15,7 @@ int main(void)
     big_data[77]++;
     big_bss[77]++;
     huge_bytes(big_code, (size_t)FUNCTIONS * STRIDE, &pool);
-    // Where the linker has left the file in huge folios, its code stays on them.
+    // If the linker has left the file in huge folios, the code stays on these.
     size_t file = bytes_of("FilePmdMapped", big_code, (size_t)FUNCTIONS * STRIDE);
     CHECK(pool + file >= whole_pages(big_code, (size_t)FUNCTIONS * STRIDE));
     huge_bytes(big_data, sizeof big_data, &pool);
@@ -25,7 +25,7 @@ int main(void)
         size_t again = remap_text_and_data_to_huge_pages(fail_with);
         if (again != pages) fail("%zu pages, then %zu", pages, again);
     }
-    // What is given back does not count, and what is lifted anew does.
+    // Restored pages do not count, pages that are lifted again do.
     CHECK(pagelift_restore(NULL, NULL) == PAGELIFT_OK && remap_text_and_data_to_huge_pages(NULL) == pages);
     puts("ok");
     return 0;

@@ -1,4 +1,4 @@
-// An object that dlopen finds only by the RUNPATH of the caller, $ORIGIN in it, is found under preload as without.
+// An object that dlopen finds only by the RUNPATH of the caller, with $ORIGIN, is found under preload, too.
 //
 // link: preload none
 // plugin: plugin.c

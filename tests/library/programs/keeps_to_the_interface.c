@@ -1,4 +1,4 @@
-// Options and reports of other sizes, values that mean nothing, NULL everywhere, and a logger that calls back.
+// Options and reports of other sizes, undefined values, NULL everywhere, and a logger that calls the library.
 //
 // link: shared archive
 // needs: thp
@@ -48,11 +48,11 @@ int main(void)
     options.page_size = 0;
     options.numa = "node=x";
     CHECK(pagelift_lift(&options, &report) == PAGELIFT_INVALID && strstr(report.message, "numa: found `node=x`, needed local"));
-    // A node that no machine has: nothing is lifted that a lift would have to place.
+    // A node that no machine has: nothing is lifted that needs a placement.
     options.numa = "node=1000";
     pagelift_lift(&options, &report);
     CHECK(report.file_bytes == 0 && report.hugetlb_bytes == 0);
-    // A program that was built before the field was there leaves something else behind its options.
+    // A program that was built before the field existed has other data after its options.
     options.size = offsetof(pagelift_options, numa);
     options.numa = (const char *)1;
     result = pagelift_lift(&options, &report);

@@ -1,5 +1,5 @@
-// A huge page of code in which a breakpoint stands stays with its file: whoever set it knows it by that. All other code is
-// lifted, and restoring leaves the breakpoint too.
+// A huge page of code with a breakpoint keeps its file mapping, which the breakpoint's owner relies on. All other code
+// is lifted, and a restore keeps the breakpoint too.
 //
 // link: shared archive
 // needs: thp
@@ -13,7 +13,7 @@ static const unsigned char breakpoint[] = {0xcc};
 
 int main(void)
 {
-    /* In the middle, within the first instruction of a function that is not called while it stands there. */
+    /* In the middle, in the first instruction of a function that is not called while the breakpoint is set. */
     const char *place = (const char *)big_code + (size_t)FUNCTIONS / 2 * STRIDE;
     unsigned char before[sizeof breakpoint];
     int memory = open("/proc/self/mem", O_RDWR);
@@ -26,7 +26,8 @@ int main(void)
     options.objects = "exe";
     pagelift_report report = PAGELIFT_REPORT_EMPTY;
     CHECK(pagelift_lift(&options, &report) >= 0);
-    /* The code may go on past the functions, so what is lifted of it depends on the base; its own huge page does not. */
+    /* The code may continue after the functions, so its lifted length depends on the base; the breakpoint's page does
+       not. */
     size_t all = whole_pages(big_code, (size_t)FUNCTIONS * STRIDE);
     const char *own = (const char *)((uintptr_t)place / huge_page() * huge_page());
     CHECK(huge_bytes(own, huge_page(), NULL) == 0);
@@ -35,7 +36,7 @@ int main(void)
     CHECK(pagelift_restore(NULL, NULL) == PAGELIFT_OK);
     CHECK(memcmp(place, breakpoint, sizeof breakpoint) == 0);
 
-    /* Whoever takes it away takes it from the right memory. */
+    /* The breakpoint is removed from the right memory. */
     CHECK(pwrite(memory, before, sizeof before, (off_t)(uintptr_t)place) == sizeof before);
     close(memory);
     check_all();

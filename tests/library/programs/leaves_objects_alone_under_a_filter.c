@@ -1,5 +1,6 @@
-// A preloaded program that was started under a seccomp filter has the objects lifted that it loads, until it installs one
-// more: that one ends the program for what only a lift does, and the program loads an object, uses it and goes on.
+// In a preloaded program that was started under a seccomp filter, loaded objects are lifted until it installs another
+// filter. That filter kills the program for calls that only a lift makes; the program then loads an object, uses it and
+// continues.
 //
 // link: preload
 // plugin: plugin.c
@@ -18,7 +19,7 @@ static const int lifting[] = { SYS_process_vm_readv, SYS_mremap, SYS_prctl, SYS_
                                SYS_statx, SYS_getdents64, SYS_ioctl, SYS_uname };
 enum { CALLS = sizeof lifting / sizeof lifting[0] };
 
-// Ends the process for the first `count` of these calls.
+// Installs a filter that kills the process for the first `count` of these calls.
 static void install(int count)
 {
     struct sock_filter code[2 * CALLS + 2];

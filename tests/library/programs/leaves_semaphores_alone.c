@@ -1,11 +1,11 @@
-// A huge page of data that holds the semaphore of a USDT probe stays with its file, where tracers set it. All other data is
-// lifted.
+// A huge page of data with the semaphore of a USDT probe keeps its file mapping, in which tracers set the semaphore.
+// All other data is lifted.
 //
 // link: shared archive
 // needs: thp
 #include "support.h"
 
-/* A word in the middle of the data, by a note as sys/sdt.h of SystemTap makes them. */
+/* A semaphore in the middle of the data, declared by a note as in SystemTap's sys/sdt.h. */
 __asm__(".pushsection .note.stapsdt,\"?\",\"note\"\n .balign 4\n .4byte 992f-991f, 994f-993f, 3\n"
         "991: .asciz \"stapsdt\"\n992: .balign 4\n993: .8byte main, 0, big_data + 3145728\n"
         " .asciz \"pagelift\"\n .asciz \"place\"\n .asciz \"\"\n994: .balign 4\n .popsection\n");

@@ -1,4 +1,4 @@
-// An object that is loaded for its constructor's sake alone, and never asked for a symbol, is on huge pages when its
+// An object that is loaded only for its constructor, and in which no symbol is looked up, is on huge pages when its
 // constructor runs.
 //
 // link: preload

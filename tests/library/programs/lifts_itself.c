@@ -1,5 +1,5 @@
-// Code, constants and data are on pool pages after a lift, bss too; contents and protections are as before, descriptors
-// too, and nothing is lifted twice.
+// Code, constants, data and bss are on pool pages after a lift; contents, protections and descriptors are unchanged,
+// and nothing is lifted twice.
 //
 // link: shared archive static musl musl-static
 // needs: pool 64M

@@ -1,5 +1,5 @@
-// Code, constants and data of a program are on pool pages of 2 MiB, whatever the machine's usual size is, and come back: they
-// hold the same at each step.
+// Code, constants and data of a program move to pool pages of 2 MiB, whatever the machine's default size is, and back:
+// their contents are the same at each step.
 //
 // link: archive
 // needs: pool 64M

@@ -1,5 +1,5 @@
-// A preloaded program loads an object of 6 MiB of code: it is on huge pages when it is first asked for a symbol. Loaded
-// and released 3,000 times, it leaves no mapping, no pool page and no memory behind.
+// A preloaded program loads an object of 6 MiB of code, which is on huge pages at the first look-up of a symbol. After
+// the object was loaded and released 3,000 times, no mapping, pool page or memory remains.
 //
 // link: preload
 // flags: -DROUNDS=3000

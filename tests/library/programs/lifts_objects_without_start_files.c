@@ -1,5 +1,5 @@
-// An object that was linked without the compiler's start files says nothing when it is loaded: it is on huge pages when
-// it is first asked for a symbol.
+// An object that was linked without the compiler's start files gives no notice when it is loaded: it is on huge pages
+// at the first look-up of a symbol.
 //
 // link: preload
 // plugin: plugin.c -nostartfiles

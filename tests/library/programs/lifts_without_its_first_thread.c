@@ -1,5 +1,5 @@
-// The first thread has ended, and another one lifts the program and puts it back. The kernel shows nothing of the memory
-// in /proc/self then, since that is the first thread's.
+// The first thread has ended, and another one lifts and restores the program. The kernel then shows no memory in
+// /proc/self, which belongs to the first thread.
 //
 // link: shared archive musl musl-static
 // needs: pool 64M

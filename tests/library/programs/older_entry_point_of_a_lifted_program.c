@@ -1,5 +1,5 @@
-// The entry point of the older technique, called in a program that the variable has lifted before main, returns the number
-// of huge pages that its code and data are on, and has nothing to say.
+// The entry point of the older technique, called in a program that the variable has lifted before main, returns the
+// number of huge pages of its code and data, and prints nothing.
 //
 // link: shared
 // env: PAGELIFT=only=older_entry_point_of_a_lifted_program pages=hugetlb writable-pages=hugetlb quiet

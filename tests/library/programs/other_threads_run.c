@@ -1,5 +1,5 @@
-// While other threads execute the code, read the constants and write the data, read-only memory is lifted again and
-// again, writable memory of a file is refused with the reason, and bss is made huge where it lies.
+// While other threads execute the code, read the constants and write the data, read-only memory is lifted repeatedly,
+// writable memory of a file is refused with the reason, and bss is collapsed in place.
 //
 // link: shared archive musl musl-static
 // needs: pool 64M
@@ -18,7 +18,7 @@ static void *work(void *argument)
     return (void *)rounds;
 }
 
-// What becomes of each range is told line by line; the report names only the weightiest reason.
+// The logger gets a line for each range; the report has only the most important reason.
 static int refused;
 static void hear(const char *line, void *context)
 {

@@ -1,5 +1,6 @@
-// A program's own dl_iterate_phdr, as programs have that throw exceptions without the dynamic linker's lock, in one of
-// several forms. Pagelift must work without it: it may rest on what is not set up yet, and on Pagelift's own functions.
+// A program's own dl_iterate_phdr, in one of several forms; programs define it to throw exceptions without the dynamic
+// linker's lock. Pagelift must not use it: it may depend on data that is not set up yet, and on Pagelift's own
+// functions.
 #ifndef OWN_DL_ITERATE_PHDR_H
 #define OWN_DL_ITERATE_PHDR_H
 #include "support.h"
@@ -10,7 +11,7 @@ typedef int (*callback)(struct dl_phdr_info *, size_t, void *);
 static int own_calls;
 
 #if defined(ONCE)
-// FoundationDB: the original is looked up once.
+// As in FoundationDB: the original is looked up once.
 static int (*original)(callback, void *);
 static void look_up(void) { original = (int (*)(callback, void *))dlsym(RTLD_NEXT, "dl_iterate_phdr"); }
 #elif defined(LOCKED)
@@ -27,7 +28,7 @@ __attribute__((visibility("default"))) int dl_iterate_phdr(callback act, void *d
     pthread_once(&once, look_up);
     return original ? original(act, data) : 0;
 #elif defined(EACH_TIME)
-    // ClickHouse: the original is looked up each time.
+    // As in ClickHouse: the original is looked up each time.
     int (*original)(callback, void *) = (int (*)(callback, void *))dlsym(RTLD_NEXT, "dl_iterate_phdr");
     return original ? original(act, data) : 0;
 #elif defined(LOCKED)
@@ -40,12 +41,12 @@ __attribute__((visibility("default"))) int dl_iterate_phdr(callback act, void *d
     if (!is_ready) abort();
     return 0;
 #elif defined(WRONG)
-    // Userver and others keep a list of their own; this one holds what is no object at all.
+    // As in Userver and others, which have a separate list; this list has an entry that is no object.
     static ElfW(Phdr) header = { .p_type = PT_LOAD, .p_memsz = 4096 };
     struct dl_phdr_info info = { .dlpi_addr = 4096, .dlpi_name = "", .dlpi_phdr = &header, .dlpi_phnum = 1 };
     return act(&info, sizeof info, data);
 #else
-    // It is empty.
+    // The list is empty.
     (void)act, (void)data;
     return 0;
 #endif

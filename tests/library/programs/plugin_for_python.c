@@ -1,5 +1,5 @@
-// An extension module for Python with 6 MiB of code. The few declarations of Python's stable interface that it needs
-// stand here, so that no header of Python is needed.
+// An extension module for Python with 6 MiB of code. It declares the few needed parts of Python's stable interface
+// itself, so that no header of Python is needed.
 #include "plugin.c"
 
 typedef struct object Object;

@@ -1,4 +1,4 @@
-// A shared object whose only use is its constructor, which looks whether its own code is on huge pages already.
+// A shared object whose only use is its constructor, which checks whether the object's code is already on huge pages.
 #include "plugin.c"
 #include <stdio.h>
 

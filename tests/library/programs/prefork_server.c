@@ -1,7 +1,7 @@
-// A server in the old style: a parent that forks 50 workers, each of which answers a few requests, writes to all its
-// memory and ends, whereupon another is forked. Data and bss lie on pool pages by preload, and the pool is empty. In the
-// second set the parent also has a thread that keeps its statistics. No worker dies, none sees anything but what the
-// parent had when it was forked, and no client is turned away.
+// A prefork server: a parent forks 50 workers. Each answers a few requests, writes to all its memory and ends; then the
+// parent forks another. Data and bss are on pool pages by preload, and the pool is empty. In the second set the parent
+// also has a thread for statistics. No worker dies, each sees exactly the parent's memory at its fork, and no client is
+// refused.
 //
 // link: preload
 // flags: -DFORKS=1500 | -DFORKS=1500 -DKEEPS_STATISTICS
@@ -23,7 +23,7 @@ static volatile int stop;
 __attribute__((unused)) static void *keep_statistics(void *argument)
 {
     (void)argument;
-    // Two counters on two pages that always agree, or the first is one ahead.
+    // Two counters on two pages: they are equal, or the first is one ahead.
     uint64_t *first = (uint64_t *)(big_bss + 1024), *second = (uint64_t *)(big_bss + BSS_BYTES / 2 + 1024);
     while (!stop) {
         __atomic_fetch_add(first, 1, __ATOMIC_RELEASE);
@@ -57,7 +57,7 @@ __attribute__((noreturn)) static void work(uint32_t generation)
         int client = accept(listening, NULL, NULL);
         char asked[64];
         if (client < 0 || read(client, asked, sizeof asked) != 6) _exit(2);
-        // What the parent does at the same time is not seen here.
+        // The parent's later writes must not be visible here.
         if (!is_generation(generation)) _exit(3);
         if (write(client, &generation, sizeof generation) != sizeof generation) _exit(4);
         close(client);
@@ -79,7 +79,7 @@ static void *ask(void *argument)
     intptr_t answers = 0;
     for (;;) {
         int server = socket(AF_UNIX, SOCK_STREAM, 0);
-        // Refused, or not answered, when the server has closed its socket; it counts what was answered.
+        // When the server has closed its socket, clients get a refusal or no answer. The client counts its answers.
         if (connect(server, (struct sockaddr *)&address, sizeof address)) return (void *)answers;
         uint32_t generation = 0;
         if (write(server, "please", 6) != 6 || read(server, &generation, sizeof generation) != sizeof generation)
@@ -89,7 +89,7 @@ static void *ask(void *argument)
     }
 }
 
-// Another process: the server has one thread.
+// Clients run in another process, so that the server has one thread.
 static pid_t start_clients(int report)
 {
     pid_t pid = fork();
@@ -135,7 +135,7 @@ int main(void)
             if (!worker) work(generation);
             CHECK(worker > 0);
             forking += seconds() - one;
-            // The parent goes on to write at once.
+            // The parent continues to write at once.
             set_generation(++generation);
             forks++, running++;
             continue;

@@ -1,5 +1,5 @@
-// A program that defines dl_iterate_phdr itself is lifted by the preloaded library before it is set up, and so is an object
-// that it loads; its function is never called.
+// The preloaded library lifts a program that defines dl_iterate_phdr itself, before the program is set up, and an
+// object that the program loads; the program's function is never called.
 //
 // link: preload
 // plugin: plugin.c

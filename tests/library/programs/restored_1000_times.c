@@ -1,5 +1,5 @@
-// Lift, restore, lift again, 1,000 times under load: contents are right at every moment, and in the end there are as
-// many mappings, as many pool pages and as much resident memory as after the first time.
+// Lifts and restores 1,000 times under load: contents are right at every moment, and at the end there are as many
+// mappings and pool pages, and as much resident memory, as after the first time.
 //
 // link: shared
 // needs: pool 64M

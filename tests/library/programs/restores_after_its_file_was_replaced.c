@@ -1,4 +1,5 @@
-// The program's file is overwritten while it is lifted: a restore keeps what the program has, not what the file has now.
+// The program's file is overwritten while the program is lifted: a restore keeps the program's contents, not the
+// file's.
 //
 // link: shared
 // needs: thp

@@ -1,5 +1,5 @@
-// A restore gives the file's own mappings back: the same names, offsets and protections in maps as before, code that is
-// clean again, and changed data as changed. Everything is lifted, writable memory from the pool.
+// A restore gives the original file mappings: the same names, offsets and protections in maps as before, clean code,
+// and the program's changes in data. Everything is lifted, writable memory from the pool.
 //
 // link: shared archive musl
 // needs: pool 64M

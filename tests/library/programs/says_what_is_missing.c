@@ -1,4 +1,4 @@
-// With an empty pool nothing is touched, and the report names what was found, what was needed and the command.
+// If the pool is empty, nothing is changed, and the report names what was found, what was needed and the command.
 //
 // link: shared archive
 // needs: pool 0

@@ -1,5 +1,5 @@
-// A small program that is not named starts under preload within a millisecond of its start without, and one that is
-// named, with a lift that finds nothing to do, within one and a half; within more where a start takes more.
+// Under preload a small program that is not named takes at most 1 ms longer to start, and a named program, with a lift
+// that finds nothing to do, at most 1.5 ms. The limits rise on machines with slow starts.
 //
 // link: shared
 // needs: thp
@@ -41,8 +41,8 @@ int main(int count, char **arguments)
         }
     fclose(maps);
     CHECK(strstr(library, "libpagelift.so"));
-    // What the library costs is in every start; what a busy machine costs is not in all of them. A slow machine, one where
-    // a plain start takes more than 0.6 ms, is slow in what the library does too.
+    // Every start includes the library's cost, but not every start the cost of a busy machine. On a slow machine, with
+    // more than 0.6 ms for a plain start, the library is slow too.
     double plain = 1e9, unnamed = 1e9, named = 1e9, slowness, end = seconds() + 30;
     int at_once;
     do {

@@ -1,5 +1,5 @@
-// A program with 8 MiB of code, 6 MiB of read-only data, 6 MiB of data and 8 MiB of bss, all of known contents, and what
-// its tests need to look at themselves.
+// A program with 8 MiB of code, 6 MiB of read-only data, 6 MiB of data and 8 MiB of bss, all of known contents, and
+// functions by which its tests inspect their own process.
 #ifndef SUPPORT_H
 #define SUPPORT_H
 #define _GNU_SOURCE
@@ -74,7 +74,7 @@ static inline void check_constants(int step)
         if (big_constants[index] != index * 3 + 1) fail("constant %lu is %lu", index, big_constants[index]);
 }
 
-// Data as it was built, with `delta` added to each word.
+// Checks that each word of data has its initial value plus `delta`.
 static inline void check_data(uint64_t delta)
 {
     for (uint64_t index = 0; index < WORDS; index++)
@@ -107,8 +107,8 @@ static inline size_t bytes_of(const char *field, const void *start, size_t lengt
     return bytes;
 }
 
-// Bytes of the mappings that overlap [start, start + length) that the kernel backs with huge pages, pool and other, but for
-// those of their own file.
+// Bytes on huge pages, of the pool and others, in the mappings that overlap [start, start + length). Huge pages of the
+// mapped file do not count.
 static inline size_t huge_bytes(const void *start, size_t length, size_t *pool)
 {
     size_t hugetlb = bytes_of("Private_Hugetlb", start, length) + bytes_of("Shared_Hugetlb", start, length);
@@ -129,7 +129,7 @@ static inline long number_in(const char *path)
 
 static inline size_t huge_page(void) { return (size_t)number_in("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"); }
 
-// Pages of the pool that nobody has.
+// Free pages of the pool.
 static inline long free_pool_pages(void)
 {
     char path[256];
@@ -175,7 +175,8 @@ static inline double seconds(void)
     return now.tv_sec + now.tv_nsec / 1e9;
 }
 
-// The status of a child that has ended, as waitpid gives it. One that takes longer is killed: it may hold all signals.
+// Waits for a child, and returns its status from waitpid. After the limit the child is killed, since it may block all
+// signals.
 static inline int status_within(double limit, pid_t child)
 {
     int status, ended;

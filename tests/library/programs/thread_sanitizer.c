@@ -1,4 +1,4 @@
-// The library in programs of the thread sanitizer, which have dl_iterate_phdr, mmap and more of their own: lift, restore.
+// The library in programs with the thread sanitizer, which define dl_iterate_phdr, mmap and more: lift, restore.
 //
 // link: shared
 // flags: -fsanitize=thread

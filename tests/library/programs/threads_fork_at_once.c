@@ -1,5 +1,5 @@
-// Eight threads fork at once, again and again, with an empty pool, while others write: every child reads and writes all
-// its memory and lives.
+// Eight threads fork repeatedly at the same time, with an empty pool, while others write: every child reads and writes
+// all its memory and lives.
 //
 // link: shared archive
 // needs: pool 64M

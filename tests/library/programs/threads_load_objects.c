@@ -1,6 +1,6 @@
-// Eight threads load objects of 6 MiB of code, use and release them, again and again and all at once, while others look
-// up symbols: every object does what it is for, and in the end nothing is left behind. So it is if the program has a
-// private dl_iterate_phdr that keeps nothing from being unloaded.
+// Eight threads at the same time repeatedly load, use and release objects of 6 MiB of code, while others look up
+// symbols: every object works, and at the end nothing remains. The second set has a program's own dl_iterate_phdr,
+// which does not keep objects from being unloaded.
 //
 // link: preload
 // flags: -DOF_THE_C_LIBRARY | -DOWN -DEMPTY -rdynamic

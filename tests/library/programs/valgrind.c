@@ -1,4 +1,4 @@
-// The library under valgrind: lift, use, restore, and nothing to complain about.
+// The library under valgrind: lift, use, restore, without an error.
 //
 // link: shared archive
 // under: valgrind -q --error-exitcode=9 --leak-check=full

@@ -1,5 +1,5 @@
-// What the guard is for: a child of a raw clone, which runs no handlers, is killed by SIGBUS where the pool is empty.
-// Should this test fail one day, the kernel has become kinder and the guard can be made cheaper.
+// The reason for the guard: a child of a raw clone, which runs no handlers, is killed by SIGBUS if the pool is empty.
+// If this test fails one day, the kernel has improved and the guard can be simplified.
 //
 // link: shared
 // needs: pool 64M
