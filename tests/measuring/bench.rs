@@ -1,4 +1,4 @@
-//! `pagelift bench`: what it does to a program and to its record. Differences of speed are not asserted.
+//! `pagelift bench`: its effects on a program and on its record. Differences of speed are not asserted.
 
 mod live;
 mod report;
@@ -18,7 +18,7 @@ use test_support::{Context, Ending, Need, Output, Program, Session, View, main_o
 
 /// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
-/// Short windows: what is shown is what happens, not how fast anything is.
+/// Short windows: the tests check events, not speed.
 const SHORT: [&str; 6] = ["--pages", "thp", "--window", "20", "--settle", "5"];
 const LONG: Duration = Duration::from_secs(60);
 
@@ -97,7 +97,7 @@ fn left_plain(t: &Context) -> Result<()> {
     finished(session)
 }
 
-/// In windows as short as these a program can have had no CPU, where others use them.
+/// Most windows must have work. In such short windows a program may get no CPU while other processes use all of them.
 fn work_was_counted(lines: &[Value]) -> Result<()> {
     let windows: Vec<&Value> = lines.iter().filter_map(|line| line["block"]["windows"].as_array()).flatten().collect();
     let idle =
@@ -121,7 +121,7 @@ fn blocks_in(record: &Path) -> usize {
     fs::read_to_string(record).map_or(0, |text| text.matches("{\"block\"").count())
 }
 
-/// Toggles for an hour, and ends it by a signal after some blocks. What it said, and its record.
+/// Toggles for an hour, and ends the measurement by a signal after some blocks. Returns its output, and its record.
 fn ended_by(t: &Context, session: &Session, signal: Signal) -> Result<(Output, PathBuf)> {
     let record = t.folder().join("record");
     let pid = session.pid().to_string();
@@ -143,8 +143,8 @@ fn interrupted(t: &Context) -> Result<()> {
     finished(session)
 }
 
-/// A terminal sends SIGINT to all processes in front, those that count work and switch, too. None of them may be hit in the
-/// middle, for the program would be left switched.
+/// A terminal sends SIGINT to all processes in the foreground, including those that count work and switch. None may end
+/// in the middle of a switch, since the program would remain switched.
 fn interrupted_at_a_terminal(t: &Context) -> Result<()> {
     for round in 0..5 {
         let session = started(t)?;
@@ -158,7 +158,7 @@ fn interrupted_at_a_terminal(t: &Context) -> Result<()> {
         command.arg(&record);
         let running = t.session(command)?;
         poll_until(LONG, "a block", || blocks_in(&record) >= 1)?;
-        // At another moment of a block each time.
+        // At a different moment of a block each time.
         std::thread::sleep(Duration::from_millis(round * 37));
         killpg(Pid::from_raw(running.pid() as i32), Signal::SIGINT)?;
         let output = running.finish()?;
@@ -196,7 +196,7 @@ fn stubborn_run(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A connection that is lost sends SIGHUP, and nobody reads the answer any more.
+/// A lost connection sends SIGHUP, and no process reads the answer any more.
 fn hung_up(t: &Context) -> Result<()> {
     let session = started(t)?;
     let (_, record) = ended_by(t, &session, Signal::SIGHUP)?;
@@ -204,7 +204,7 @@ fn hung_up(t: &Context) -> Result<()> {
     finished(session)
 }
 
-/// Huge pages below writable memory cannot be taken back, so `--toggle` leaves it alone.
+/// Huge pages under writable memory cannot be restored, so `--toggle` does not lift writable memory.
 fn writable_memory(t: &Context) -> Result<()> {
     let session = t.session(Program::named("measuring/writes_large_data.c")?.command()?)?;
     session.wait_for_line("ready")?;
@@ -276,7 +276,7 @@ fn by_commands(t: &Context) -> Result<()> {
     finished(session)
 }
 
-/// Without the right to count system calls, context switches are counted, and that is said.
+/// Without the right to count system calls, context switches are counted, and the output says so.
 fn ordinary_user(t: &Context) -> Result<()> {
     let mut command = std::process::Command::new("sh");
     command.args(["-c", "while sleep 0.01; do :; done"]).uid(NOBODY).gid(NOBODY).current_dir("/");
@@ -308,7 +308,7 @@ fn whole_runs(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// "No difference" would say that it was tried.
+/// "No difference" would imply that a lift was measured.
 fn runs_of_nothing(t: &Context) -> Result<()> {
     let output = t.run(t.pagelift(&["bench", "--for", "3", "--pages", "thp", "--", "sleep", "0.02"])?)?.success()?;
     ensure!(

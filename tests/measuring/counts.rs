@@ -1,6 +1,6 @@
-//! MariaDB and redis under load: what `pagelift shootdowns` counts is what perf counts on the tracepoint tlb:tlb_flush.
+//! MariaDB and redis under load: `pagelift shootdowns` counts the same as perf on the tracepoint tlb:tlb_flush.
 //!
-//! Both begin before the load and end after it, so that neither sees a part of it alone.
+//! Both begin before the load and end after it, so that both count the whole load.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use test_support::{Context, MariadbServer, Need, Session, Test, poll_until, test_case};
 
 const FORMAT: &str = "/sys/kernel/tracing/events/tlb/tlb_flush/format";
-/// Fewer shootdowns than these are no load, and a hundredth of them is no number.
+/// Shootdowns that a load must send at least: 1 % of fewer would be too small a number to compare.
 const ENOUGH: f64 = 300.0;
 /// Part by which the counts may differ.
 const TOLERANCE: f64 = 0.01;
@@ -34,13 +34,13 @@ pub fn tests(needs: &[Need]) -> Vec<Test> {
     ]
 }
 
-/// Each block of memory is mapped and unmapped by itself, so that all queries send shootdowns.
+/// Each block of memory is mapped and unmapped separately, so that all queries send shootdowns.
 fn mariadb(t: &Context) -> Result<()> {
     let mut server = MariadbServer::prepare(t, "counts")?;
     let mut command = server.command();
     command.env("MALLOC_MMAP_THRESHOLD_", "131072");
     server.start(command, 2 * LOADS)?;
-    // Where mariadb-slap works, though its query needs none.
+    // mariadb-slap needs this database, even if its query does not use it.
     server.query("create database mysqlslap")?;
     let socket = server.path("socket");
     agree(t, server.pid()?, |round| {
@@ -53,11 +53,11 @@ fn mariadb(t: &Context) -> Result<()> {
     server.shut_down()
 }
 
-/// Values that are dropped by another thread while the next ones are set.
+/// Another thread frees values while the next ones are set.
 const SET_AND_DROP: &str =
     "for i = 1, 2000 do redis.call('set', i, string.rep('x', 16384)) end redis.call('flushall', 'async')";
 
-/// Values are freed by a thread beside the one that serves, and given back at once.
+/// A background thread frees values, and returns their memory to the kernel at once.
 fn redis(t: &Context) -> Result<()> {
     let socket = std::env::temp_dir().join(format!("pagelift-counts-{}.socket", std::process::id()));
     let socket = socket.to_string_lossy().into_owned();
@@ -81,7 +81,7 @@ fn redis(t: &Context) -> Result<()> {
             "0",
         ]);
         t.run_within(benchmark, LOADS)?.success()?;
-        // Both stop counting one after the other: what its thread frees between would be seen by the second alone.
+        // The two counters stop one after the other: later frees would be counted by the second counter only.
         poll_until(LOADS, "redis to free everything", || has_freed(&socket))
     })?;
     server.signal(Signal::SIGTERM)?;
@@ -90,7 +90,7 @@ fn redis(t: &Context) -> Result<()> {
     output.success().map(drop)
 }
 
-/// True where no value is left to be freed beside the thread that serves.
+/// True if the background thread has freed all values.
 fn has_freed(socket: &str) -> bool {
     let ask = || -> Result<String> {
         let mut connection = UnixStream::connect(socket)?;
@@ -102,7 +102,7 @@ fn has_freed(socket: &str) -> bool {
     ask().is_ok_and(|answer| answer.contains("\nlazyfree_pending_objects:0\r"))
 }
 
-/// Lets both count over the same load, which is repeated, larger, where its threads hardly came to run side by side.
+/// Counts the same load with both. A larger load follows if the threads hardly ran at the same time.
 fn agree(t: &Context, pid: u32, load: impl Fn(u32) -> Result<()>) -> Result<()> {
     let mut counts = Vec::new();
     for round in 0..3 {
@@ -119,13 +119,13 @@ fn agree(t: &Context, pid: u32, load: impl Fn(u32) -> Result<()>) -> Result<()> 
     }
     let [sent, received] = counts[..] else { anyhow::bail!("two counts: {counts:?}") };
     ensure!(sent.1 >= ENOUGH, "the load sends no shootdowns: {counts:?}");
-    // Of few, single ones are more than a hundredth.
+    // If there are few shootdowns, a difference of 3 is more than 1 %.
     let agrees = |(ours, theirs): (f64, f64)| (ours - theirs).abs() <= (TOLERANCE * theirs).max(3.0);
     ensure!(agrees(sent) && agrees(received), "pagelift and perf, sent and received: {counts:?}");
     Ok(())
 }
 
-/// `pagelift shootdowns` on the process, counting.
+/// Starts `pagelift shootdowns` on the process. Returns once it counts.
 fn watch(t: &Context, pid: u32) -> Result<Session> {
     let command = t.pagelift(&["shootdowns", "-p", &pid.to_string(), "--for", "600", "--json"])?;
     let session = t.session_within(command, LOADS)?;
@@ -133,14 +133,14 @@ fn watch(t: &Context, pid: u32) -> Result<Session> {
     Ok(session)
 }
 
-/// Waits until `pagelift shootdowns` counts: it gives up what it does not need when its counters run.
+/// Waits until `pagelift shootdowns` counts: it drops unneeded rights once its counters run.
 pub fn is_counting(session: &Session) -> Result<()> {
     let status = format!("/proc/{}/status", session.pid());
     let is_confined = || fs::read_to_string(&status).is_ok_and(|text| text.contains("\nSeccomp:\t2"));
     poll_until(BEGINNING, "pagelift to count", is_confined)
 }
 
-/// What it has counted of the process: sent and received.
+/// The counts of the process: sent and received.
 fn ended(session: Session, pid: u32) -> Result<[f64; 2]> {
     session.signal(Signal::SIGINT)?;
     let report: Value = serde_json::from_str(&session.finish()?.success()?.stdout)?;
@@ -150,11 +150,11 @@ fn ended(session: Session, pid: u32) -> Result<[f64; 2]> {
     Ok(["sent", "received"].map(|name| process[name].as_f64().unwrap_or(0.0)))
 }
 
-/// `perf stat` on the tracepoint, counting.
+/// A running `perf stat` on the tracepoint.
 struct Perf<'a> {
     t: &'a Context,
     session: Session,
-    /// Open, since what is in a FIFO that nobody has open is lost.
+    /// Kept open, since data in a FIFO is lost if no process has it open.
     _control: File,
 }
 
@@ -176,7 +176,7 @@ impl<'a> Perf<'a> {
         perf.args(["-p", &pid.to_string()]);
         let session = t.session_within(perf, LOADS)?;
         let opened = |path: &Path| {
-            // For both, so that neither side waits for the other.
+            // For reading and writing, so that no open waits for the other side.
             File::options().read(true).write(true).custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits()).open(path)
         };
         let mut control = opened(&control)?;
@@ -189,7 +189,7 @@ impl<'a> Perf<'a> {
         Ok(Self { t, session, _control: control })
     }
 
-    /// Sent and received.
+    /// Ends the counting. Returns the counts: sent and received.
     fn counts(self) -> Result<[f64; 2]> {
         self.session.signal(Signal::SIGINT)?;
         let output = self.session.finish()?;
@@ -204,7 +204,7 @@ impl<'a> Perf<'a> {
     }
 }
 
-/// The number that stands for one of these texts in the tracepoint's format.
+/// The number of the first of these texts that the tracepoint's format has.
 fn reason(format: &str, texts: &[&str]) -> Result<u32> {
     let pair = |part: &str| {
         let (number, text) = part.split_once(',')?;

@@ -1,4 +1,4 @@
-//! `pagelift estimate`: programs whose misses follow from what they touch.
+//! `pagelift estimate`: programs whose misses follow from the pages that they touch.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -12,10 +12,10 @@ use test_support::{Context, Ending, MariadbServer, Need, Program, main_of, pagel
 const NOBODY: u32 = 65534;
 /// 64 entries for each side, then 1,024 for code and 2,048 for data, all 8 and 16 ways with a linear index.
 const CPU: &str = "zen2";
-/// Far behind the program's start, which takes about 130,000 instructions.
+/// Long after the program's start, which takes about 130,000 instructions.
 const SLICE: [&str; 6] = ["--skip", "1M", "--instructions", "1M", "--warm-up", "200k"];
 
-/// What a traced server takes, many times over.
+/// Time limit of a traced server: many times its usual duration.
 const LONG: Duration = Duration::from_secs(300);
 
 fn main() -> ExitCode {
@@ -71,15 +71,15 @@ fn figures(estimate: &Value, variant: usize, side: &str) -> Result<(f64, f64)> {
     Ok((figure("misses")?, figure("walks")?))
 }
 
-/// The slice ends between two records, which count up to 4,095 instructions.
+/// Compares with a tolerance: the slice ends between two records, each of up to 4,095 instructions.
 fn near(found: (f64, f64), wanted: (f64, f64)) -> Result<()> {
     let is_near = |found: f64, wanted: f64| (found - wanted).abs() <= 1.5;
     ensure!(is_near(found.0, wanted.0) && is_near(found.1, wanted.1), "found {found:?}, wanted {wanted:?}");
     Ok(())
 }
 
-/// Four instructions for each page, so that a miss of every load is 250 in 1,000. 4,096 base pages are a few huge ones,
-/// which every level holds.
+/// Four instructions for each page, so that a miss of every load is 250 in 1,000. 4,096 base pages are a few huge
+/// pages, which fit into every level.
 fn sweep(t: &Context, pages: u32, misses: f64, walks: f64) -> Result<()> {
     let estimate = estimate(t, &[], &["data", &pages.to_string()])?;
     // Unless the kernel gives huge pages to all.
@@ -95,7 +95,7 @@ fn sweep(t: &Context, pages: u32, misses: f64, walks: f64) -> Result<()> {
     near(figures(&estimate, 0, "code")?, (0.0, 0.0))
 }
 
-/// One instruction for each of 2,048 pages, more than both levels hold of base pages.
+/// One instruction for each of 2,048 pages: more base pages than both levels hold.
 fn code(t: &Context) -> Result<()> {
     let estimate = estimate(t, &["--pages", "thp"], &["code"])?;
     near(figures(&estimate, 0, "code")?, (1000.0, 1000.0))?;
@@ -142,8 +142,8 @@ fn running(t: &Context) -> Result<()> {
     near(figures(&serde_json::from_str(&t.run(command)?.success()?.stdout)?, 0, "data")?, (250.0, 0.0))
 }
 
-/// Root executes no file that a user's process names: neither its program nor a library of its environment. The command
-/// that is printed instead works.
+/// Root executes no file that a user's process names: neither its program nor a library of its environment. The printed
+/// command works.
 fn users_process(t: &Context) -> Result<()> {
     let library = Program::named("measuring/writes_its_user_when_loaded.c")?.build()?;
     let record = t.folder().join("who-has-loaded");
@@ -195,7 +195,7 @@ fn fewer_rights(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A program that was started lifted has no walks for code today, and the lift that is planned can save none.
+/// A program that was started lifted has no walks for code now, and the planned lift can save none.
 fn today(t: &Context) -> Result<()> {
     let mut lifted = t.pagelift(&["run", "--pages", "thp", "--"])?;
     let program = Program::named("measuring/touches_pages.c")?.command()?;
@@ -213,8 +213,8 @@ fn today(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The reference result, on the CPU of its kind: a server under point selects, whose code then hardly misses. What it executes
-/// before there is load is little.
+/// The reference result: a server under point selects on a simulated Skylake-SP, whose lifted code hardly misses. The
+/// server executes little before the load begins.
 fn mariadb(t: &Context) -> Result<()> {
     const TABLE: [&str; 3] = ["--tables=1", "--table-size=10000", "oltp_point_select"];
     let mut server = MariadbServer::prepare(t, "estimate")?;
@@ -227,13 +227,13 @@ fn mariadb(t: &Context) -> Result<()> {
     let mut command = t.pagelift(&[&options[..], &["--"]].concat())?;
     let plain = server.command();
     command.arg(plain.get_program()).args(plain.get_args());
-    // Newer ones reserve 8 TiB of addresses otherwise, for each page of which QEMU takes memory.
+    // Otherwise newer versions reserve 8 TiB of addresses, and QEMU uses memory for each page.
     command.args(["--innodb-use-native-aio=0", "--loose-innodb-buffer-pool-size-max=64M"]);
     let traced = t.session_within(command, LONG)?;
     let mut ping = Command::new("mariadb-admin");
     ping.args(["--no-defaults", "-u", "root", "-S", &server.path("socket"), "ping"]);
     poll_until(LONG, "the traced server's answer", || ping.output().is_ok_and(|o| o.status.success()))?;
-    // Until the slice is full, which ends the server.
+    // The load lasts until the slice is full, which ends the server.
     let words = [&["--threads=4", "--time=600"], &TABLE[..], &["run"]].concat();
     let load = t.session_within(server.sysbench_command(&words), LONG)?;
     let estimate: Value = serde_json::from_str(&traced.finish()?.success()?.stdout)?;

@@ -1,5 +1,5 @@
-//! Shootdowns that the kernel sends by itself: KSM, khugepaged and compaction are named, with what ends them, and told from
-//! what a program asks for.
+//! Shootdowns that the kernel sends by itself: KSM, khugepaged and compaction are named with their cures, and
+//! distinguished from a program's own calls.
 
 use crate::{LONGEST, ended, first_finding, is_enough, seen_by, sent, storm_by};
 use anyhow::{Context as _, Result, ensure};
@@ -23,7 +23,7 @@ pub fn tests(needs: &[Need]) -> Vec<Test> {
     ]
 }
 
-/// KSM, which runs until this is dropped; then what it had merged is taken apart.
+/// Runs KSM until dropped; then all merged pages are separated.
 struct Merging {
     _run: Setting,
 }
@@ -36,14 +36,14 @@ impl Merging {
 
 impl Drop for Merging {
     fn drop(&mut self) {
-        // 2 takes merged pages apart (Documentation/admin-guide/mm/ksm.rst).
+        // 2 separates merged pages (Documentation/admin-guide/mm/ksm.rst).
         if let Err(error) = fs::write(KSM, "2") {
             eprintln!("KSM keeps what it has merged: {error}");
         }
     }
 }
 
-/// Lets khugepaged scan without a pause.
+/// Makes khugepaged scan without a pause.
 fn scanning() -> Result<[Setting; 2]> {
     let set = |name, value| Setting::change(Path::new(KHUGEPAGED).join(name), value);
     Ok([set("scan_sleep_millisecs", "0")?, set("max_ptes_none", "511")?])
@@ -55,7 +55,7 @@ fn storm_of(t: &Context, what: &str) -> Result<Session> {
     storm_by(t, command)
 }
 
-/// The number of the kernel's thread of this name.
+/// The number of the kernel thread with this name.
 fn kernel_thread(name: &str) -> Result<String> {
     let is_it = |path: &PathBuf| fs::read_to_string(path.join("comm")).is_ok_and(|found| found.trim() == name);
     let processes = fs::read_dir("/proc")?.filter_map(|entry| Some(entry.ok()?.path()));
@@ -64,7 +64,7 @@ fn kernel_thread(name: &str) -> Result<String> {
     Ok(number.to_string_lossy().into_owned())
 }
 
-/// Watches a thread of the kernel until enough was seen of it, or for long.
+/// Watches a kernel thread until it has sent enough, or for a long time.
 fn seen_of_kernel(t: &Context, thread: &str) -> Result<Value> {
     let mut seconds = 1;
     loop {
@@ -93,7 +93,7 @@ fn ksm(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Huge pages that it makes of memory which threads read.
+/// khugepaged collapses memory that threads read.
 fn khugepaged(t: &Context) -> Result<()> {
     let thread = kernel_thread("khugepaged")?;
     let session = storm_of(t, "collapsed")?;
@@ -112,7 +112,7 @@ fn khugepaged(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Who has memory compacted is the sender, and his own calls are not blamed.
+/// The process that requests compaction is the sender, but its other calls are not blamed.
 fn compaction(t: &Context) -> Result<()> {
     const COMPACTS: &str = "trap 'echo all right; exit 0' TERM; echo ready; while :; do echo 1 > \"$0\"; done";
     let session = storm_of(t, "in-pieces")?;
@@ -130,7 +130,7 @@ fn compaction(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The functions that reclaim pages are on the stack, and memory is not short.
+/// The functions that reclaim pages are on the stack, although memory is not short.
 fn paged_out(t: &Context) -> Result<()> {
     let (report, _) = seen_by(t, || storm_of(t, "paged-out"))?;
     let finding = first_finding(&report)?;

@@ -1,5 +1,5 @@
-//! `pagelift bench --toggle -- SERVER` and `--toggle PID --load`: one server, its load for all of the time, and counters that
-//! servers keep.
+//! `pagelift bench --toggle -- SERVER` and `--toggle PID --load`: one server under constant load, and the counters of
+//! servers.
 
 use crate::servers::{POSTGRES, bench, newest_postgres, nothing_is_left, server, waits_at_least};
 use crate::{LONG, blocks_in, huge, work_was_counted};
@@ -43,7 +43,7 @@ const BY_NOTHING: [&str; 7] = ["--toggle-with", "true", "true", "--window", "30"
 const REDIS: [&str; 8] = ["--", "redis-server", "--port", "{port}", "--save", "", "--dir", "{dir}"];
 const GET: &str = "redis://127.0.0.1:{port}?query=GET key:{1..1000}";
 
-/// The lines of a record, of which the last tells that it was ended by the time.
+/// Runs a measurement. Returns its output and the lines of its record; the last must say that the time was up.
 fn recorded(t: &Context, words: &[&str], server: &[&str]) -> Result<(Output, Vec<Value>)> {
     let record = t.folder().join("record").display().to_string();
     let output = bench(t, &[&["--toggle", "-o", &record][..], words, server].concat())?;
@@ -54,7 +54,7 @@ fn recorded(t: &Context, words: &[&str], server: &[&str]) -> Result<(Output, Vec
     Ok((output, lines))
 }
 
-/// The server was lifted, and the unit of work was this.
+/// Checks that the server was lifted, and the unit of work.
 fn is_lifted(lines: &[Value], unit: &str) -> Result<()> {
     ensure!(lines[0]["unit"] == unit && lines[0]["design"] == "toggle", "{}", lines[0]);
     let is_lift = |line: &Value| line["switch"]["covered"].as_u64().is_some_and(|bytes| bytes > 0);
@@ -62,7 +62,7 @@ fn is_lifted(lines: &[Value], unit: &str) -> Result<()> {
     Ok(())
 }
 
-/// A signal makes each request take exactly a tenth more CPU time. Of three measurements, one has to find it.
+/// A signal makes each request take exactly 10 % more CPU time. One of three measurements must find this.
 fn known_truth(t: &Context) -> Result<()> {
     let program = server(100, 0.0)?;
     let words: Vec<&str> = program.split_whitespace().map(|word| word.trim_matches('\'')).collect();
@@ -121,7 +121,7 @@ fn redis(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Its processes are lifted and counted all together: the one that was started does none of the work.
+/// All processes of the server are lifted and counted together: the first process does none of the work.
 fn postgres(t: &Context) -> Result<()> {
     let bin = newest_postgres().context("no PostgreSQL")?;
     let user = "setpriv --reuid=postgres --regid=postgres --clear-groups";
@@ -133,7 +133,7 @@ fn postgres(t: &Context) -> Result<()> {
     let work = "postgres://root@localhost:{port}/postgres?socket={dir}#xact_commit";
     let server: Vec<&str> = server.split_whitespace().collect();
     let start = ["--prepare", &prepare, "--load", load, "--clients", "2"];
-    // A backend that is busy writes its counters down once a second.
+    // A busy backend updates its counters once a second.
     let by_nothing = ["--toggle-with", "true", "true", "--window", "1500", "--for", "10"];
     let (_, lines) = recorded(t, &[&start[..], &["--work", work], &by_nothing].concat(), &server)?;
     ensure!(lines[0]["unit"] == "transactions", "{}", lines[0]);
@@ -145,7 +145,7 @@ fn postgres(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Nothing of a server that somebody else has started is ended, and it is plain afterwards.
+/// A server that the user has started is not ended, and is plain afterwards.
 fn running_redis(t: &Context) -> Result<()> {
     let socket = t.folder().join("s").display().to_string();
     let mut command = std::process::Command::new("redis-server");
@@ -190,13 +190,13 @@ fn http(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The program's words, for `--toggle --`: it works by itself, and its code fills several huge pages.
+/// A command for `--toggle --`: the program works without a load, and its code fills several huge pages.
 fn steps(t: &Context) -> Result<Vec<String>> {
     let program = Program::named("measuring/works_in_small_steps.c")?.build()?.display().to_string();
     Ok(vec!["--".to_owned(), program, t.folder().join("steps").display().to_string()])
 }
 
-/// Toggles the program with these words and answers.
+/// Toggles the program with these options.
 fn arms_of_steps(t: &Context, words: &[&str], store: Option<&Path>) -> Result<Output> {
     let mut command =
         t.pagelift(&[&["bench", "--toggle", "--steady", "--json", "--window", "20"][..], words].concat())?;
@@ -209,7 +209,7 @@ fn arms_of_steps(t: &Context, words: &[&str], store: Option<&Path>) -> Result<Ou
     Ok(output)
 }
 
-/// The pool has no page: that arm is said with its reason and its fix, and the other is measured.
+/// The pool has no page: this arm is reported with its reason and its fix, and the other arm is measured.
 fn empty_pool(t: &Context) -> Result<()> {
     let output = arms_of_steps(t, &["--arms", "hugetlb,thp", "--for", "8"], None)?.success()?;
     let answer: Value = serde_json::from_str(&output.stdout)?;
@@ -282,7 +282,7 @@ fn interrupted(t: &Context) -> Result<()> {
     nothing_is_left(t)
 }
 
-/// Commands of the user have a group of their own, which a terminal's interruption does not reach.
+/// Commands of the user have a separate process group, which a terminal's SIGINT does not reach.
 fn interrupted_before(t: &Context) -> Result<()> {
     let begun = t.folder().join("begun");
     let ready = format!("touch {}; exec sleep 1000", begun.display());

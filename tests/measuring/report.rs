@@ -1,4 +1,4 @@
-//! `pagelift report` of what `pagelift bench` has just recorded.
+//! `pagelift report` with new records of `pagelift bench`.
 
 use super::{SHORT, finished, started};
 use anyhow::{Context as _, Result, ensure};
@@ -15,7 +15,7 @@ pub fn tests(needs: impl Fn() -> Vec<Need>) -> Vec<Test> {
     ]
 }
 
-/// What was seen of the program, from a record.
+/// The observations of the program in a record.
 fn observations(record: &Path) -> Result<Vec<Value>> {
     let text = fs::read_to_string(record)?;
     let lines: Vec<Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
@@ -61,7 +61,7 @@ fn live_program(t: &Context) -> Result<()> {
     finished(session)
 }
 
-/// What runs is looked at while it runs; the page comes where nothing is said, too.
+/// Runs are observed while they run. Without `-o` the page gets a default name.
 fn whole_runs(t: &Context) -> Result<()> {
     let record = t.folder().join("record");
     let file = record.display().to_string();

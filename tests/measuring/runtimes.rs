@@ -1,6 +1,6 @@
-//! Storms of runtimes that manage their own memory: Go's is named with advice, since no setting ends it, and Java's with the
-//! cure of its collector, which works. The cures of other collectors are chosen by flags, as the tests of
-//! `heap_choice::cures` check.
+//! Storms of runtimes that manage their own memory: Go's is named with advice, since no setting ends it, and Java's
+//! with the cure for its collector, which works. The tests of `heap_choice::cures` check the cures for other
+//! collectors.
 
 use crate::{first_finding, is_cured, seen_by, storm_by};
 use anyhow::{Context as _, Result, ensure};
@@ -25,7 +25,7 @@ fn go_storm(t: &Context, words: &[&str]) -> Result<Session> {
     storm_by(t, command)
 }
 
-/// Checks that the storm of Go is told in these words, with this in the advice and no cure.
+/// Checks that the storm of Go is reported with this text, this advice and no cure.
 fn go_says(t: &Context, words: &[&str], text: &str, advice: &str) -> Result<()> {
     let (report, _) = seen_by(t, || go_storm(t, words))?;
     let allocator = report["diagnoses"][0]["allocator"].as_str().unwrap_or_default();
@@ -69,7 +69,7 @@ fn java(t: &Context) -> Result<()> {
     let set: Vec<_> =
         diagnosis["environment"].as_array().into_iter().flatten().filter_map(|text| text.as_str()).collect();
     ensure!(set.contains(&"-Xmx512m"), "{set:?}");
-    // The kernel's copies of its page of zeros, when the heap grows again, can be as many.
+    // The heap's growth may cause as many shootdowns, when the kernel replaces its zero page.
     let findings = diagnosis["findings"].as_array().context("no findings")?;
     let own = |finding: &&Value| finding["text"] == "the Java virtual machine changes its own memory";
     let finding = findings.iter().find(own).with_context(|| format!("{findings:#?}"))?;

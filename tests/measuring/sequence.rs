@@ -76,7 +76,7 @@ fn decides(t: &Context, known: Known) -> Result<()> {
     bail!(Skipped("the hypervisor takes more than 1 % of the CPUs' time".to_owned()))
 }
 
-/// The last line has the decision that the known prices permit, the others the blocks that led to it.
+/// The last line has the decision that the known prices permit; the other lines have its blocks.
 fn is_as_known(known: Known, last: &Value, blocks: &[Value], output: &Output) -> Result<()> {
     let result = &last["result"];
     let decision = result["decision"].as_str().with_context(|| last.to_string())?;
@@ -99,7 +99,8 @@ fn is_as_known(known: Known, last: &Value, blocks: &[Value], output: &Output) ->
     Ok(())
 }
 
-/// A supervisor that has no more time ends it: the program is plain, and the last line says that nothing is known.
+/// A supervisor without remaining time ends the measurement: the program is plain, and the last line reports no
+/// decision.
 fn interrupted(t: &Context) -> Result<()> {
     let program = started(t, Known { plain: 50_000, lifted: 50_000 })?;
     let words = [&["measure-lift", "--toggle-with", "touch on", "rm -f on"][..], &["--work", "date +%s%N"]].concat();
@@ -116,14 +117,14 @@ fn interrupted(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A fork of a lifted process has its copies. The measurement did not begin with that fork.
+/// A child forked while the process is lifted has its copies. It is restored, although it was forked after the start.
 fn forks(t: &Context) -> Result<()> {
     let program = t.session(Program::named("measuring/forks_while_it_works.c")?.command()?)?;
     program.wait_for_line("ready")?;
     let pid = program.pid();
     let lift = ["measure-lift", "--pages", "thp", "--lift", "text,rodata", "--window", "50", "--settle", "5"];
     t.run(t.pagelift(&[&lift[..], &["--for", "3", &pid.to_string()]].concat())?)?.success()?;
-    // Forks from now on have the memory of a plain process.
+    // From now on, children are forked from a plain process.
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let forks = children.split_whitespace().map(str::parse).collect::<Result<Vec<u32>, _>>()?;
     ensure!(forks.len() > 5, "{} forks", forks.len());

@@ -1,4 +1,4 @@
-//! `pagelift bench --server`: servers side by side, and what loads them.
+//! `pagelift bench --server`: servers side by side, and their loads.
 
 use crate::{LONG, blocks_in, work_was_counted};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -42,7 +42,7 @@ pub fn bench(t: &Context, words: &[&str]) -> Result<Output> {
     Ok(output)
 }
 
-/// As soon as it has ended, nothing that it has started runs any more.
+/// Checks that no process of the measurement runs after its end.
 pub fn nothing_is_left(t: &Context) -> Result<()> {
     let left = t.own_processes();
     ensure!(left.is_empty(), "{left:?} run on");
@@ -53,8 +53,8 @@ fn answer(output: Output) -> Result<Value> {
     Ok(serde_json::from_str(&output.success()?.stdout)?)
 }
 
-/// Each request takes exactly so much CPU time, so that work for a second of it hardly depends on what else runs. The
-/// interval of four starts in seven seconds is wide where others use the CPUs: of three measurements one has to find it.
+/// Each request takes a fixed CPU time, so that work per CPU second hardly depends on other processes. The confidence
+/// interval of four starts in seven seconds is wide if others use the CPUs: one of three measurements must succeed.
 fn known_truth(t: &Context, percent: f64) -> Result<()> {
     let (plain, slower) = (server(100, 0.0)?, server(100, percent)?);
     let words = ["--server", &plain, "--against", &slower, "--load", "redis://127.0.0.1:{port}?query=PING"];
@@ -74,7 +74,7 @@ fn known_truth(t: &Context, percent: f64) -> Result<()> {
     bail!("{missed:?}")
 }
 
-/// A request cannot be answered before the server has done its work, and no server answers half of them by a hundred times that.
+/// Checks that no request is answered before the server has done its work, and that the median is below 100 times that.
 pub fn waits_at_least(latency: &Value, seconds: f64) -> Result<()> {
     let [median, p99] = ["median", "p99"].map(|name| latency[name].as_f64().unwrap_or_default());
     ensure!(median >= seconds && median < 100.0 * seconds && p99 >= median, "{seconds} s of work: {latency}");
@@ -82,7 +82,7 @@ pub fn waits_at_least(latency: &Value, seconds: f64) -> Result<()> {
     Ok(())
 }
 
-/// Says why an answer does not claim a loss within a hundredth of this ratio.
+/// Fails with the reason if an answer does not report a loss within 0.01 of this ratio.
 fn finds(answer: &Value, truth: f64) -> Result<()> {
     let ratio = &answer["answer"]["arms"][0]["ratio"];
     let value = |name: &str| ratio[name].as_f64().with_context(|| format!("{answer}"));
@@ -111,7 +111,7 @@ fn redis(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Its own answers are read back: what the clients write is there.
+/// The answers of redis are checked: they contain the data that the clients have written.
 fn redis_benchmark(t: &Context) -> Result<()> {
     let load = "redis-benchmark -p {port} -n 2000 -t get -q";
     let metric = r"([0-9.]+) requests per second";
@@ -122,7 +122,7 @@ fn redis_benchmark(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The lifted server is lifted, and both do what they are asked.
+/// The lifted server is lifted, and both servers do the work.
 fn lifted(t: &Context, words: &[&str]) -> Result<()> {
     let record = t.folder().join("record").display().to_string();
     let more = ["--pages", "thp", "--window", "30", "--starts", "1", "--for", "3", "-o", &record];
@@ -154,7 +154,7 @@ pub fn newest_postgres() -> Option<String> {
     Some(newest.join("bin").display().to_string())
 }
 
-/// Its connections are processes of their own, whose CPU time counts.
+/// PostgreSQL's connections are separate processes, whose CPU time counts.
 fn postgres(t: &Context) -> Result<()> {
     let newest = newest_postgres().context("no PostgreSQL")?;
     let user = "setpriv --reuid=postgres --regid=postgres --clear-groups";
@@ -208,7 +208,7 @@ fn failures(t: &Context) -> Result<()> {
         ),
     ];
     for (words, expected) in cases {
-        // A second server of the same kind: what is shown here does not depend on a lift.
+        // A second server of the same kind: this test does not depend on a lift.
         let words = [words, &["--against", words[1], "--window", "10", "--for", "100"]].concat();
         let output = bench(t, &words)?;
         ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(expected), "{words:?}: {output:?}");
@@ -218,7 +218,7 @@ fn failures(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// In the middle of a burst of a load that lasts.
+/// Interrupts in the middle of a long burst of load.
 fn interrupted(t: &Context) -> Result<()> {
     let plain = server(10, 0.0)?;
     let record = t.folder().join("record");

@@ -14,17 +14,17 @@ use test_support::{Context, Ending, Need, Program, Session, Skipped, main_of_one
 
 /// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
-/// Blocks that glibc keeps in its arenas, as many as its threads' heaps hold.
+/// Blocks that glibc keeps in its arenas; they fill its threads' heaps.
 const SMALL: [&str; 3] = ["malloc", "262144", "64"];
-/// Blocks above jemalloc's oversize_threshold (8 MiB), which it gives back at once.
+/// Blocks above jemalloc's oversize_threshold (8 MiB), which it returns to the kernel at once.
 const LARGE: [&str; 3] = ["malloc", "9437184", "4"];
 const LARGE_ZEROED: [&str; 3] = ["calloc", "9437184", "4"];
 
-/// From so many shootdowns on a twentieth of them is more than a few that happen anyway.
+/// Minimum number of shootdowns in a storm: 5 % of this number exceed the few that happen without a storm.
 const ENOUGH: f64 = 200.0;
-/// From so many stacks on the paths say which is the most frequent; `pagelift shootdowns` says so of fewer.
+/// Minimum number of stacks that show the most frequent path; `pagelift shootdowns` reports smaller numbers.
 const ENOUGH_STACKS: f64 = 20.0;
-/// Seconds after which a storm that has sent fewer is taken for none.
+/// Seconds after which a storm with fewer shootdowns is no storm.
 const LONGEST: u32 = 64;
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
@@ -51,11 +51,11 @@ fn main() -> ExitCode {
     tests.extend(kernel_causes::tests(&needs()));
     tests.extend(runtimes::tests(&needs()));
     tests.extend(storms::tests(&needs()));
-    // Two storms beside each other on two CPUs would hardly come to run side by side with themselves.
+    // If two storms shared two CPUs, the threads of each would hardly run at the same time.
     main_of_one_at_a_time(tests)
 }
 
-/// A storm with these variables, by `run --calm` where wanted.
+/// Starts a storm with these variables, by `run --calm` if `calm`.
 fn storm(t: &Context, words: &[&str], variables: &[(&str, &str)], calm: bool) -> Result<Session> {
     let program = Program::named("measuring/storms.c")?.build()?;
     let mut command = match calm {
@@ -69,7 +69,7 @@ fn storm(t: &Context, words: &[&str], variables: &[(&str, &str)], calm: bool) ->
     storm_by(t, command)
 }
 
-/// A storm that has begun.
+/// Starts a storm, and waits until it has begun.
 fn storm_by(t: &Context, command: Command) -> Result<Session> {
     let session = t.session(command)?;
     session.wait_for_line("ready")?;
@@ -91,7 +91,7 @@ fn ended(session: Session) -> Result<()> {
     Ok(())
 }
 
-/// Watches a storm, for longer where its threads hardly come to run side by side. The last report, and for how many seconds.
+/// Watches a storm, and longer if its threads hardly run at the same time. Returns the last report and its seconds.
 fn seen(t: &Context, words: &[&str], variables: &[(&str, &str)]) -> Result<(Value, u32)> {
     seen_by(t, || storm(t, words, variables, false))
 }
@@ -119,9 +119,9 @@ fn is_enough(report: &Value) -> bool {
     sent(report) >= ENOUGH && stacks >= Some(ENOUGH_STACKS)
 }
 
-/// Checks that the storm sends at most a twentieth a second with a cure of what it has sent without. It is watched again, and
-/// longer, where it sends more at first: an allocator that gives back what nobody asks for in a while does not know yet what is
-/// asked for again, and on a busy machine the storm itself hardly runs.
+/// Checks that the cured storm sends at most 5 % as many shootdowns per second. A storm that first sends more is
+/// watched again, and longer: an allocator that returns memory unused for a while does not know yet which memory is
+/// reused, and on a busy machine the storm itself hardly runs.
 fn is_cured(t: &Context, session: Session, before: &(Value, u32)) -> Result<()> {
     let plain = sent(&before.0) / f64::from(before.1);
     let (mut seconds, mut after) = (before.1, watch(t, &session, before.1)?);
@@ -140,7 +140,7 @@ fn sent(report: &Value) -> f64 {
     report["processes"][0]["sent"].as_f64().unwrap_or(0.0)
 }
 
-/// The finding that most shootdowns come from, with the report for messages.
+/// The finding that causes most shootdowns.
 fn first_finding(report: &Value) -> Result<&Value> {
     let finding = &report["diagnoses"][0]["findings"][0];
     ensure!(finding["uncertain"] == false && finding["share"].as_f64() > Some(0.5), "{report:#}");
@@ -167,7 +167,7 @@ fn glibc(t: &Context) -> Result<()> {
     is_cured(t, storm(t, &SMALL, &[], true)?, &storms)
 }
 
-/// A storm takes its threads' time in calls, and touches again what was given back.
+/// A storm costs its threads time in system calls, and page faults on returned memory.
 fn costs_are_told(report: &Value) -> Result<()> {
     let (process, severity) = (&report["processes"][0], &report["diagnoses"][0]["severity"]);
     let number = |name: &str| process[name].as_f64().unwrap_or(0.0);
@@ -189,9 +189,9 @@ fn jemalloc(t: &Context) -> Result<()> {
     is_cured(t, storm(t, &LARGE, &preload, true)?, &storms)
 }
 
-/// What `scripts/fetch-test-sources` has built of the last jemalloc 4.
+/// The last jemalloc 4, built by `scripts/fetch-test-sources`.
 fn jemalloc_4_library() -> String {
-    // Of the workspace's own target folder, whichever one this test was built to.
+    // In the workspace's target folder, even if the tests are built to another one.
     workspace().join("target/test-sources/jemalloc-4/lib/libjemalloc.so.2").to_string_lossy().into_owned()
 }
 
@@ -206,7 +206,7 @@ fn jemalloc_4(t: &Context) -> Result<()> {
     is_cured(t, storm(t, &SMALL, &preload, true)?, &storms)
 }
 
-/// Purging by its calloc continues when purging by its decay has ended; the second cure, added to the user's settings, ends it.
+/// The cure for purging by decay does not end purging by calloc; the second cure, added to the user's settings, does.
 fn jemalloc_calloc(t: &Context) -> Result<()> {
     let decay = "dirty_decay_ms:-1,muzzy_decay_ms:-1";
     let storms = seen(t, &LARGE_ZEROED, &[("LD_PRELOAD", JEMALLOC), ("MALLOC_CONF", decay)])?;
@@ -235,7 +235,7 @@ fn tcmalloc(t: &Context) -> Result<()> {
     is_cured(t, storm(t, &words, &preload, true)?, &storms)
 }
 
-/// Debian 12's mimalloc 2.0 has no setting against the unmapping of large blocks, and none is promised.
+/// Debian 12's mimalloc 2.0 has no setting against the unmapping of large blocks, so no cure is offered.
 fn mimalloc(t: &Context) -> Result<()> {
     let (plain, _) = &seen(t, &["malloc", "20000000", "4"], &[("LD_PRELOAD", MIMALLOC)])?;
     names_allocator(plain, "mimalloc", "unmaps")?;
@@ -282,7 +282,7 @@ fn ordinary_user(t: &Context) -> Result<()> {
 }
 
 fn no_process(t: &Context) -> Result<()> {
-    // Above the kernel's largest possible number.
+    // Larger than the kernel's largest possible PID.
     let output = t.run(t.pagelift(&["shootdowns", "-p", "2147483647"])?)?;
     ensure!(output.ending == Ending::Exit(125), "{output:?}");
     ensure!(output.stderr == "pagelift: there is no process 2147483647\n", "{}", output.stderr);

@@ -1,4 +1,4 @@
-//! `pagelift stat`: what it counts of programs whose pages are known, and what it says of those that it cannot look at.
+//! `pagelift stat`: its counts for programs with known pages, and its messages about processes that it cannot inspect.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -11,13 +11,13 @@ use test_support::{Context, Ending, Need, Program, Session, copy_program, main_o
 
 /// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
-/// Pages that the program uses, as `uses_known_pages.c` has them: more than TLBs have entries.
+/// Pages that the program uses, as in `uses_known_pages.c`: more than TLBs have entries.
 const CODE: u64 = 3000;
 const HEAP: u64 = 12_000;
 const SHARED: u64 = 4000;
-/// Measurements until the program has run in one.
+/// Limit of measurements until the program has run during one.
 const ATTEMPTS: u32 = 30;
-/// Pages of libraries, stack and the C library's heap that a loop with one system call can use.
+/// Pages of libraries, stack and the C library's heap that a loop with one system call may use.
 const OTHERS: u64 = 120;
 
 fn main() -> ExitCode {
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 }
 
 fn started(t: &Context) -> Result<Session> {
-    // A file of its own: the end of another process that has mapped it would mark its pages, in large folios all of them.
+    // A separate copy: the end of another process that maps the file would mark its pages, and whole large folios.
     let program = t.folder().join("uses_known_pages");
     copy_program(t, &Program::named("measuring/uses_known_pages.c")?.build()?, &program)?;
     let mut command = Command::new(program);
@@ -56,15 +56,15 @@ fn stat(t: &Context, pid: u32, more: &[&str]) -> Result<Value> {
     serde_json::from_str(&output.stdout).with_context(|| output.stdout.clone())
 }
 
-/// Pages of a kind that are marked at the last point.
+/// Marked pages of a kind at the last point of the curve.
 fn marked(report: &Value, part: &str) -> Result<u64> {
     let curve = report["marks"]["measured"]["working_set"]["curve"].as_array();
     let last = curve.and_then(|curve| curve.last()).with_context(|| format!("no curve: {}", report["marks"]))?;
     last["parts"][part]["pages"]["most"].as_u64().with_context(|| format!("no {part}: {last}"))
 }
 
-/// Pages whose translations stay in the TLB are used without a mark: up to one in ten where nothing flushes it, for the
-/// program uses more pages than it holds (2,990 of 3,000 were seen).
+/// Checks a count with a tolerance. Use of a page whose translation stays in the TLB sets no mark: up to 10 % of the
+/// pages if nothing flushes the TLB, since the program uses more pages than the TLB holds (2,990 of 3,000 were seen).
 fn within(what: &str, pages: u64, expected: u64) -> Result<()> {
     ensure!(
         (expected - expected / 10..=expected + OTHERS).contains(&pages),
@@ -73,8 +73,8 @@ fn within(what: &str, pages: u64, expected: u64) -> Result<()> {
     Ok(())
 }
 
-/// Measures until the program has run for long enough in what is shown: on a busy machine it may get no CPU between a clear
-/// and a reading. Then it has used all of its pages.
+/// Measures until the program has run long enough to use all of its pages: on a busy machine it may get no CPU between
+/// a clear and a reading.
 fn stat_while_it_runs(t: &Context, pid: u32, more: &[&str]) -> Result<Value> {
     const CPU_SECONDS: f64 = 0.05;
     for _ in 0..ATTEMPTS {
@@ -89,7 +89,7 @@ fn stat_while_it_runs(t: &Context, pid: u32, more: &[&str]) -> Result<Value> {
     anyhow::bail!("in {ATTEMPTS} measurements the program never had {CPU_SECONDS} s of CPU time")
 }
 
-/// What lies idle beside the used pages is as much again, and is not counted.
+/// As many idle pages as used ones are beside them, and are not counted.
 fn known_pages(t: &Context) -> Result<()> {
     let session = started(t)?;
     let report = stat_while_it_runs(t, session.pid(), &[])?;
@@ -102,7 +102,7 @@ fn known_pages(t: &Context) -> Result<()> {
     if cfg!(target_arch = "x86_64") {
         let bound =
             |report: &Value| report["marks"]["measured"]["working_set"]["walks"]["walks"].as_u64().context("no bound");
-        // In a window in which others had the CPU it used fewer pages.
+        // If others had the CPU during a window, the program used fewer pages.
         let mut walks = bound(&report)?;
         for _ in 1..ATTEMPTS {
             if walks <= HEAP / 2 {
@@ -201,7 +201,7 @@ fn ends(t: &Context) -> Result<()> {
     let session = t.session(sleeper)?;
     let pid = session.pid().to_string();
     let measuring = t.session(t.pagelift(&["stat", "--for", "60", "-p", &pid])?)?;
-    // Waited for only by and by: a process that has ended and is not waited for has no memory, either.
+    // The program is waited for late: a zombie has no memory, either.
     let slept = session.finish()?.success()?;
     let output = measuring.finish()?;
     let too_late = output.stderr.contains("no process has the number");
@@ -238,7 +238,7 @@ fn for_a_time(t: &Context) -> Result<()> {
     ensure!(report["seconds"].as_f64().is_some_and(|seconds| seconds < 2.0), "{}", report["seconds"]);
     ensure!(report["ended_early"].is_null() && report["coverage"]["measured"].is_object(), "{report}");
     ensure!(report["activity"]["measured"]["minor_faults"].as_u64() > Some(0), "{}", report["activity"]);
-    // It waits for the report, and its status is that of `stat`.
+    // The command waits for the report, and `stat` exits with the command's status.
     const WAITS: &str = "for i in $(seq 600); do test -s \"$0\" && exit 7; sleep 0.1; done; exit 9";
     let file = t.folder().join("report.json");
     let path = file.to_str().context("path")?;
@@ -267,7 +267,7 @@ fn signals(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What is ignored at the start (nohup) is ignored by the command, too.
+/// Signals that are ignored at the start (nohup) are ignored by the command, too.
 fn ignored_signals(t: &Context) -> Result<()> {
     const SCRIPT: &str = "trap '' HUP; exec \"$0\" stat -- grep SigIgn /proc/self/status";
     let mut command = Command::new("sh");
@@ -278,7 +278,7 @@ fn ignored_signals(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A second and a half of work on 32 MiB, of which each page was faulted in; the output is the command's own.
+/// Works for 1.5 seconds on 32 MiB, with each page faulted in; standard output has only the command's output.
 fn command(t: &Context) -> Result<()> {
     const WORK: &str = "import time, sys
 memory = bytearray(32 << 20)
@@ -298,7 +298,7 @@ print('done')";
     );
     let resident = report["coverage"]["measured"]["resident"].as_u64();
     ensure!(resident > Some(32 << 20), "{}", report["coverage"]);
-    // A later round than the first, which falls into the start; one that was cut by the end is not shown.
+    // A round after the first, which includes the start; a round that was cut by the end is not shown.
     let set = &report["marks"]["measured"]["working_set"];
     let (rounds, curve) = (set["rounds"].as_array().context("rounds")?, set["curve"].as_array().context("curve")?);
     let most = rounds.iter().filter_map(|round| round["readings"].as_array()).map(Vec::len).max();
@@ -314,7 +314,7 @@ fn machine(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Never a number for what was not counted.
+/// No number is printed if there was no count.
 fn page_walks(t: &Context) -> Result<()> {
     let output = t.run(t.pagelift(&["stat", "--json", "--", "true"])?)?.success()?;
     let report: Value = serde_json::from_str(&output.stderr)?;

@@ -1,4 +1,5 @@
-//! `pagelift stat --lift`: plain and lifted side by side, and the process left as it was found; `inspect --used`: the same verdict.
+//! `pagelift stat --lift`: plain and lifted side by side, and the process left as it was found; `inspect --used`: the
+//! same verdict.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -7,8 +8,8 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{Context, Ending, Need, Program, Session, View, copy_program, main_of, poll_until, test_case};
 
-/// Pages of code that the program uses, as `uses_known_pages.c` has them, but for one in ten: those whose translations stay in
-/// the TLB are used without a mark where nothing flushes it.
+/// Pages of code that the program uses, as in `uses_known_pages.c`, less 10 %: if nothing flushes the TLB, pages whose
+/// translations stay there get no mark.
 const CODE: u64 = 3000 - 300;
 
 fn main() -> ExitCode {
@@ -27,7 +28,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// From a file of its own: the end of another process that has mapped it would mark its pages.
+/// Starts a separate copy: the end of another process that maps the file would mark its pages.
 fn started(t: &Context) -> Result<Session> {
     let program = t.folder().join("uses_known_pages");
     copy_program(t, &Program::named("measuring/uses_known_pages.c")?.build()?, &program)?;
@@ -49,7 +50,7 @@ fn is_plain(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// Pages of code that were walked to in the longest time of a report.
+/// Pages of code with page walks during the longest time of a report.
 fn code(report: &Value) -> Result<u64> {
     let curve = report["marks"]["measured"]["working_set"]["curve"].as_array();
     let last = curve.and_then(|curve| curve.last()).with_context(|| format!("no curve: {report}"))?;
@@ -63,7 +64,7 @@ fn process(t: &Context) -> Result<()> {
     let compared: Value = serde_json::from_str(&output.stdout)?;
     let (plain, lifted) = (&compared["plain"], &compared["lifted"]["measured"]["report"]);
     let (before, after) = (code(plain)?, code(lifted)?);
-    // What fills no whole huge page at either end stays on base pages.
+    // Both edges, which fill no whole huge page, stay on base pages.
     ensure!(before >= CODE && after < before / 2, "{before} pages plain, {after} lifted");
     let huge = |report: &Value| report["coverage"]["measured"]["huge"].as_array().map(|sizes| sizes.len());
     ensure!(huge(plain) == Some(0) && huge(lifted) == Some(1), "{compared:#}");
@@ -79,7 +80,7 @@ fn process(t: &Context) -> Result<()> {
 fn interrupted(t: &Context) -> Result<()> {
     let session = started(t)?;
     let plainly = t.session(lifting(t, &session, &["--for", "3600"])?)?;
-    // Its counters and marks are opened after the process is found plain.
+    // The counters and marks are opened after the process is found plain.
     poll_until(Duration::from_secs(60), "the first window", || watches(&plainly, &session))?;
     plainly.signal(Signal::SIGINT)?;
     let output = plainly.finish()?.success()?;
@@ -96,7 +97,7 @@ fn interrupted(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// True once a process has opened the other one's file by which marks are cleared.
+/// True once the measuring process has opened the other process's `clear_refs`.
 fn watches(measuring: &Session, session: &Session) -> bool {
     let wanted = format!("/proc/{}/clear_refs", session.pid());
     let open = std::fs::read_dir(format!("/proc/{}/fd", measuring.pid())).into_iter().flatten().flatten();
@@ -142,7 +143,7 @@ fn in_vfork(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Its end is that of its input, which is empty: both runs are short.
+/// The program ends with its input, which is empty: both runs are short.
 fn command(t: &Context) -> Result<()> {
     let program = Program::named("measuring/uses_known_pages.c")?.build()?;
     let mut command = t.pagelift(&["stat", "--lift", "--pages=thp", "--"])?;
@@ -192,7 +193,7 @@ fn inspected(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The machine is measured, too, and the pages in use are judged by that where it shows the reach.
+/// The machine is measured, too. If that shows the TLB's reach, the verdict on the pages in use is based on it.
 fn probed(t: &Context, pid: &str) -> Result<()> {
     let output = t.run(t.pagelift(&["inspect", "--json", "--probe", pid])?)?.success()?;
     let inspected: Value = serde_json::from_str(&output.stdout)?;

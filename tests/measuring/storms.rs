@@ -1,4 +1,5 @@
-//! Storms of an allocator that is built first, on Pagelift's own heap, in code on huge pages, and in code that is loaded later.
+//! Storms of an allocator that the test builds, on Pagelift's own heap, in code on huge pages, and in code loaded
+//! later.
 
 use crate::counts::is_counting;
 use crate::{
@@ -16,7 +17,7 @@ use test_support::{
     workspace,
 };
 
-/// Bytes of the heap in [`SMALL`] storms: blocks of three threads, and room beside them.
+/// Bytes of the heap in [`SMALL`] storms: blocks of three threads, and some room.
 const HEAP: u64 = 160 << 20;
 /// Longest time in which a storm takes two seconds of CPU time.
 const STORM: Duration = Duration::from_secs(100);
@@ -47,7 +48,7 @@ pub fn tests(needs: &[Need]) -> Vec<Test> {
     ]
 }
 
-/// Builds the last mimalloc, of which Pagelift's heap is made and cargo has the source.
+/// Builds the mimalloc that Pagelift's heap uses, from the source that cargo has.
 fn mimalloc_3_library(t: &Context) -> Result<String> {
     let mut metadata = Command::new("cargo");
     metadata.args(["metadata", "--format-version=1", "--offline", "--locked", "--filter-platform"]);
@@ -77,7 +78,7 @@ fn mimalloc_3(t: &Context) -> Result<()> {
     is_cured(t, storm(t, &words, &preload, true)?, &storms)
 }
 
-/// Where Pagelift's heap takes the place of glibc's, the same storms send at most a twentieth.
+/// If Pagelift's heap replaces glibc's, the same storms send at most 5 % of the shootdowns.
 fn our_heap(t: &Context, storms: &[[&str; 3]], options: &[&str]) -> Result<()> {
     for words in storms {
         let plain = seen(t, words, &[])?;
@@ -96,8 +97,8 @@ fn our_heap_needs() -> Vec<Need> {
     vec![Need::Command("gcc".into()), Need::Command("strace".into()), Need::Thp]
 }
 
-/// Blocks of which few pages are touched are cleared page by page: to give back what lies between those pages makes no page
-/// free, but interrupts the other CPUs where two threads do it at the same time.
+/// Blocks with few touched pages are cleared page by page: MADV_DONTNEED for the untouched parts would free no page,
+/// but would interrupt other CPUs if two threads do it at the same time.
 fn our_heap_zeroes_in_place(t: &Context) -> Result<()> {
     const ROUNDS: usize = 100;
     const ZEROED: usize = ROUNDS * 3 * 4;
@@ -114,13 +115,13 @@ fn our_heap_zeroes_in_place(t: &Context) -> Result<()> {
     ensure!(output.stderr.contains("heap: on transparent huge pages"), "{}", output.stderr);
     let calls = fs::read_to_string(calls)?;
     let given_back = calls.matches("MADV_DONTNEED").count();
-    // Each block is given back where it moves to ordinary pages, once.
+    // Each block is returned to the kernel only once, when it moves to ordinary pages.
     ensure!(calls.contains("MADV_NOHUGEPAGE") && given_back <= ZEROED / 10, "{given_back} for {ZEROED}:\n{calls}");
     Ok(())
 }
 
-/// What it still sends is not taken for mimalloc's, whose setting would not end it: single blocks of this size are given back
-/// when they are freed.
+/// The heap's remaining shootdowns are not attributed to mimalloc, whose setting would not end them: single blocks of
+/// this size are returned to the kernel when freed.
 fn our_heap_is_named(t: &Context) -> Result<()> {
     let program = Program::named("measuring/storms.c")?.build()?;
     let start = || {
@@ -149,7 +150,7 @@ fn lifted_code(t: &Context, pages: &str) -> Result<()> {
     names_allocator(&report, "glibc 2.", "by madvise")
 }
 
-/// True where 4 MiB of code or more lie in memory that is none of the file's.
+/// True if 4 MiB of code or more are in memory that does not map the file.
 fn has_lifted_code(session: &Session) -> Result<bool> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
     let is_lifted = |line: &str| {
@@ -162,7 +163,7 @@ fn has_lifted_code(session: &Session) -> Result<bool> {
     Ok(maps.lines().any(|line| is_lifted(line) == Some(true)))
 }
 
-/// The process is met before the library is there.
+/// The watch begins before the process loads the library.
 fn loaded_later(t: &Context) -> Result<()> {
     let session = storm_by(t, Command::new(Program::named("measuring/storms_of_a_plugin.c")?.build()?))?;
     let pid = session.pid().to_string();
@@ -176,7 +177,7 @@ fn loaded_later(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Runs of the arm have the setting, those of plain have it not.
+/// Runs of the arm `calm` have the setting, plain runs do not.
 fn bench(t: &Context) -> Result<()> {
     let runs = t.folder().join("runs").display().to_string();
     let note = format!("echo \"tunables: $GLIBC_TUNABLES\" >> {runs}");
@@ -205,7 +206,7 @@ fn compares_with_the_cure(answer: &Value) -> Result<()> {
     Ok(())
 }
 
-/// A storm that ends after some rounds.
+/// Measures a storm that ends after some rounds.
 fn bench_of_a_storm(t: &Context) -> Result<()> {
     let program = Program::named("measuring/storms.c")?.build()?.display().to_string();
     let words = ["bench", "--arms", "plain,calm", "--for", "20", "--json", "--", &program];
@@ -213,7 +214,7 @@ fn bench_of_a_storm(t: &Context) -> Result<()> {
     compares_with_the_cure(&serde_json::from_str(&output.stdout)?)
 }
 
-/// A storm of a server: 64 blocks for each request.
+/// Measures a storm of a server: 64 blocks for each request.
 fn bench_of_a_server(t: &Context) -> Result<()> {
     let program = Program::named("measuring/answers_at_a_price.c")?.build()?;
     let server = format!("'{}' {{port}} 0 0 0 64", program.display());
@@ -224,14 +225,14 @@ fn bench_of_a_server(t: &Context) -> Result<()> {
     compares_with_the_cure(&serde_json::from_str(&output.stdout)?)
 }
 
-/// Clock ticks of CPU time, of which a second has 100 (proc_pid_stat(5)).
+/// CPU time in clock ticks, 100 per second (proc_pid_stat(5)).
 fn ticks(session: &Session) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", session.pid())).unwrap_or_default();
     let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().skip(11).take(2));
     fields.into_iter().flatten().filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
-/// What was known of it while it ran is told, not that its own calls were to blame.
+/// The report has the facts gathered while the program ran, and does not blame the program's own calls.
 fn ends_before_the_watch(t: &Context) -> Result<()> {
     let session = storm(t, &SMALL, &[], false)?;
     let pid = session.pid().to_string();
@@ -249,7 +250,7 @@ fn ends_before_the_watch(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The kernel sends for a fork, and for the copies of pages that are written afterwards: no setting of an allocator helps.
+/// The kernel sends shootdowns for a fork and for the later copies of written pages: no setting of an allocator helps.
 fn forks(t: &Context) -> Result<()> {
     let start = || storm_by(t, Command::new(Program::named("measuring/storms_of_forks.c")?.build()?));
     let (report, _) = seen_by(t, start)?;

@@ -1,5 +1,5 @@
-// A Java heap that grows and shrinks: one thread fills it with garbage and has it collected, while another one is busy, so
-// that its CPU is interrupted. Runs until SIGTERM. Says that it is ready once the virtual machine has warmed up.
+// A Java heap that grows and shrinks: one thread fills it with garbage and collects it, while another thread is busy,
+// so that its CPU is interrupted. Runs until SIGTERM. Prints that it is ready once the virtual machine has warmed up.
 //
 // build: mkdir -p $OUT && javac -nowarn -d $OUT $SRC
 

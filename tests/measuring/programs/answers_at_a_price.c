@@ -1,8 +1,12 @@
-// A server that answers each request of RESP with +OK and takes exactly so many microseconds of CPU time for each, as its
-// second argument says, more by as many percent as its third says. It listens on the port of its first argument. A request
-// `QUIT` ends it without an answer, `FAIL` is answered by an error. SIGUSR1 makes each request dearer by as many percent as its
-// fourth argument says, SIGUSR2 as cheap as before. For each request it takes and frees as many blocks of 256 KiB as its fifth
-// argument says.
+// A server that answers each request of RESP with +OK. Its arguments:
+//
+//   1  the port
+//   2  CPU time for each request, in microseconds; the server uses exactly this time
+//   3  percent by which each request takes longer
+//   4  percent by which each request takes longer after SIGUSR1; SIGUSR2 ends this
+//   5  blocks of 256 KiB that it allocates and frees for each request
+//
+// The request `QUIT` ends the server without an answer, `FAIL` is answered by an error.
 //
 // build: gcc -g -O1 -pthread -o $OUT $SRC
 #define _GNU_SOURCE
@@ -22,7 +26,7 @@ static int blocks;
 
 static void change(int number) { is_dear = number == SIGUSR1; }
 
-// Most of a request's time is the program's own, as in other servers, and not the kernel's that reads the clock.
+// As in other servers, most of a request's time is spent in the program, not in the kernel (to read the clock).
 static void compute_a_little(void) {
     for (volatile int step = 0; step < 1000; step++) {}
 }
@@ -33,7 +37,7 @@ static double used(void) {
     return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-// The length of the first request of a text, 0 where it has not all come: `*2`, and two lines for each word.
+// The length of the first request in a text, 0 if it is incomplete: `*2`, and two lines for each word.
 static size_t first_request(const char *text, size_t length) {
     if (length < 4 || text[0] != '*') return 0;
     long lines = 1 + 2 * atol(text + 1);
@@ -70,7 +74,7 @@ static void *answer(void *argument) {
             if (names(text, first, "QUIT")) exit(7);
             const char *said = names(text, first, "FAIL") ? "-ERR told to fail\r\n" : "+OK\r\n";
             grow_and_shrink();
-            // What a request took beyond its price the next one takes less.
+            // If a request took longer than its price, the next request takes less by the difference.
             until += is_dear ? dearer : price;
             while (used() < until) compute_a_little();
             if (write(connection, said, strlen(said)) < 0) return NULL;

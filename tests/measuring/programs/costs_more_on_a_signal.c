@@ -1,6 +1,6 @@
-// A program that works without end. Each unit of work takes as many nanoseconds of CPU time as its second argument says, after
-// SIGUSR1 as many as its third says, and after SIGUSR2 as many as before. The number of units is in the file of its first
-// argument. It prints "ready" when it has begun.
+// A program that works without end, and counts its units of work in the file of its first argument. A unit takes the
+// nanoseconds of CPU time of the second argument, after SIGUSR1 those of the third, and after SIGUSR2 those of the
+// second again. The program prints "ready" when it has begun.
 //
 // build: gcc -g -O1 -o $OUT $SRC
 #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-// Makes system calls without end, and forks each 20 ms, 60 times at most. The forks wait until their parent ends.
+// Makes system calls without end, and forks every 20 ms, 60 times at most. The children wait until their parent ends.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -fPIE -pie -o $OUT $SRC
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
-// Threads whose working set grows and shrinks: each allocates blocks, touches some pages of them, and frees them.
-// Arguments: the way of allocating (malloc or calloc), bytes of a block, blocks at a time, and rounds of each thread; without
-// these it runs until SIGTERM.
+// Threads whose working set grows and shrinks: each allocates blocks, touches some of their pages, and frees the
+// blocks. Arguments: the function (malloc or calloc), bytes of a block, blocks at a time, and rounds of each thread;
+// without the last it runs until SIGTERM.
 //
 // build: gcc -g -O1 -pthread -o $OUT $SRC
 
@@ -34,7 +34,7 @@ __attribute__((noinline)) static void grow_and_shrink(char **held) {
         if (!held[index])
             abort();
         for (size_t at = 0; at + 1 < block_bytes; at += block_bytes / TOUCHED) {
-            // Written first: a page that is read first is the kernel's page of zeros, and replaced later.
+            // Written first: a page that is first read maps the kernel's zero page, and is replaced later.
             held[index][at] = 1;
             if (zeroed && held[index][at + 1])
                 abort();

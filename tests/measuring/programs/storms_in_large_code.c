@@ -1,4 +1,4 @@
-// The storms of storms.c in the middle of 8 MiB of code, so that they lie on huge pages once the code is lifted.
+// The functions of storms.c in the middle of 8 MiB of code, so that they are on huge pages once the code is lifted.
 //
 // build: gcc -g -O1 -fno-toplevel-reorder -pthread -o $OUT $SRC
 

@@ -1,4 +1,5 @@
-// Sends shootdowns by a function of its own, and on SIGUSR1 by one of a library that it loads then. Runs until SIGTERM.
+// Sends shootdowns by a function of the program, and after SIGUSR1 by one of a library that it then loads. Runs until
+// SIGTERM.
 //
 // build: gcc -g -O1 -shared -fPIC -DPLUGIN -o $BUILD/plugin.so $SRC
 // build: gcc -g -O1 -pthread -o $OUT $SRC -ldl
@@ -14,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// What follows the call keeps the compiler from making it a jump.
+// The code after the call keeps the compiler from turning it into a jump.
 #define STORM(name)                                                                                                    \
     __attribute__((noinline)) int name(volatile char *page) {                                                          \
         *page = 1;                                                                                                     \
@@ -77,7 +78,7 @@ int main(void) {
     for (long left = ROUNDS_BEFORE_LOADING; !ended;) {
         if (storm(page))
             abort();
-        // Whoever asks watches by then, and meets the process before the library is there.
+        // By then the watch has begun, and has found the process without the library.
         if (asked && left > 0 && --left == 0)
             storm = loaded();
     }

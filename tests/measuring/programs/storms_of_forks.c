@@ -1,4 +1,4 @@
-// Forks over and over again beside a busy thread: each fork makes the pages of the parent read-only. Runs until SIGTERM.
+// Forks repeatedly beside a busy thread: each fork makes the pages of the parent read-only. Runs until SIGTERM.
 //
 // build: gcc -g -O1 -Wall -pthread -o $OUT $SRC
 

@@ -1,5 +1,5 @@
-// A Go heap that grows and shrinks: goroutines fill it with garbage, and with the argument `asks` the program itself has it
-// given back, round by round, while another goroutine keeps a second CPU in its address space. Runs until SIGTERM.
+// A Go heap that grows and shrinks: goroutines fill it with garbage, while another goroutine keeps a second CPU in its
+// address space. With the argument `asks` the program itself returns the memory in each round. Runs until SIGTERM.
 package main
 
 import (
@@ -18,7 +18,7 @@ const (
 	blocks     = 512
 	blockBytes = 1 << 16
 	pageBytes  = 4096
-	// Rounds before the program says that it is ready.
+	// Rounds before the program prints that it is ready.
 	firstRounds = 3
 )
 
@@ -41,7 +41,7 @@ func growAndShrink(number int) {
 	held[number] = nil
 }
 
-// fillGaps takes blocks, between which others are kept in the first round: each is given back by a call of its own.
+// fillGaps allocates blocks; the first round keeps other blocks between them, so that a separate call returns each.
 //
 //go:noinline
 func fillGaps(number int, isFirst bool) {
@@ -73,8 +73,8 @@ func round(isFirst bool) {
 	debug.FreeOSMemory()
 }
 
-// asks gives memory back in rounds. Nothing else collects garbage: goroutines that run beside a collection would take
-// again what it frees, and nothing would be left to be given back.
+// asks returns memory to the kernel in rounds. Nothing else collects garbage: goroutines that run during a collection
+// would reuse the freed memory, and none would remain to be returned.
 func asks() {
 	debug.SetGCPercent(-1)
 	go func() {

@@ -1,7 +1,11 @@
-// Threads that read memory whose translations the kernel takes away. The argument says why: `merged` (pages of equal contents
-// that KSM may merge; the first thread writes them again), `paged-out` (a mapped file of which the first thread has the kernel
-// page out what it has read), `collapsed` (memory with holes that khugepaged makes huge pages of; the first thread makes the
-// holes again), `in-pieces` (the first thread frees every second page, so that memory can be compacted). Runs until SIGTERM.
+// Threads that read memory whose translations the kernel removes. The argument is the cause:
+//
+//   merged     pages of equal contents that KSM may merge; the first thread writes them again
+//   paged-out  a mapped file; the first thread asks the kernel to page out the parts that it has read
+//   collapsed  memory with holes that khugepaged collapses; the first thread makes the holes again
+//   in-pieces  the first thread frees every second page, so that memory can be compacted
+//
+// Runs until SIGTERM.
 //
 // build: gcc -g -O1 -pthread -o $OUT $SRC
 
@@ -43,13 +47,13 @@ __attribute__((noinline)) static void page_out(void) {
         madvise((void *)(memory + at), 16 * PAGE, MADV_PAGEOUT);
 }
 
-// Pages that KSM has merged are copied.
+// The kernel copies the pages that KSM has merged.
 static void write_all(void) {
     for (size_t at = 0; at < bytes; at += PAGE)
         memory[at] = 7;
 }
 
-// Where the second page is there, khugepaged has filled the holes.
+// If the second page is resident, khugepaged has filled the holes.
 static int has_holes(char *start) {
     unsigned char is_there = 0;
     mincore(start + PAGE, PAGE, &is_there);
@@ -107,7 +111,7 @@ static void *map(void) {
         if (write(file, page, PAGE) != PAGE)
             return MAP_FAILED;
     }
-    // Dirty pages are written first, and only then paged out.
+    // The kernel must write dirty pages before it can page them out.
     fsync(file);
     return mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, 0);
 }
@@ -124,7 +128,7 @@ int main(int count, char **words) {
         return 4;
     if (cause == MERGED)
         write_all();
-    // So that khugepaged, which is as nice, comes to run beside these threads.
+    // khugepaged has the same nice value, so it gets CPU time beside these threads.
     if (cause == COLLAPSED && nice(19) < 0)
         return 5;
     signal(SIGTERM, end);

@@ -1,6 +1,6 @@
-// Touches pages in turn until it is told to end, with a known number of instructions for each.
+// Touches pages in turn without end, with a known number of instructions for each.
 // touches_pages data N: a load from each of N pages of anonymous memory, four instructions each.
-// touches_pages code: a jump to each of 2048 pages of its own code, one instruction each.
+// touches_pages code: a jump to each of 2048 pages of the program's code, one instruction each.
 //
 // build: gcc -O1 -fPIE -pie -o $OUT $SRC
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 static void data(unsigned long pages)
 {
-    // More than what is swept, so that it holds whole huge pages around it.
+    // The mapping is larger than the touched pages, so that they are inside of whole huge pages.
     size_t size = pages * PAGE, margin = 4 << 20;
     char *begin = mmap(NULL, size + 2 * margin, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (begin == MAP_FAILED)

@@ -1,6 +1,6 @@
-// Runs code on CODE_PAGES pages and writes HEAP pages (first argument) and SHARED_PAGES pages of shared memory again and again,
-// in an order that no neighbourhood helps; as many pages of memory and as many pages of code lie beside them that it has used before, but does not any more.
-// It ends when its input does. Statically linked: pages of libraries can be marked by other programs.
+// Repeatedly runs code on CODE_PAGES pages and writes HEAP pages (first argument) and SHARED_PAGES pages of shared
+// memory, in an order without locality. As many pages of memory and of code beside these were used before, but are not
+// used any more. It ends when its input does. Statically linked, since other programs can mark pages of libraries.
 //
 // build: gcc -g -O1 -static -o $OUT $SRC
 #define _GNU_SOURCE
@@ -16,7 +16,7 @@
 #define SHARED_PAGES 4000
 #define PAGE 4096
 
-/* Functions that return at once, each on a page of its own; twice as many as are used. */
+/* Functions that return at once, each on a separate page; twice as many as are used. */
 __asm__(".text\n.balign 4096\n.globl functions\nfunctions:\n"
         ".rept 6000\n ret\n .balign 4096\n.endr\n");
 extern char functions[];
@@ -30,7 +30,7 @@ int main(int count, char **words) {
     size_t shared_size = 2ul * SHARED_PAGES * PAGE;
     char *shared = mmap(NULL, shared_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED || shared == MAP_FAILED) return 3;
-    /* The file system may hold the file in huge folios: they are mapped by small pages, too. */
+    /* The file system may hold the file in huge folios: this makes the kernel map it by small pages. */
     prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
     memset(memory, 1, size);
     memset(shared, 1, shared_size);
@@ -39,7 +39,7 @@ int main(int count, char **words) {
     fflush(stdout);
     struct pollfd input = {0, POLLIN, 0};
     unsigned long at = 0, function = 0, beside = 0;
-    /* Steps that have no divisor in common with the number of pages visit each of them. */
+    /* The step has no common divisor with the number of pages, so that the loop visits every page. */
     while (poll(&input, 1, 0) == 0)
         for (unsigned long i = 0; i < heap_pages; i++) {
             at = (at + 4099) % heap_pages;

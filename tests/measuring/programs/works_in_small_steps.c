@@ -1,6 +1,6 @@
-// Works in steps of about 20 microseconds, each with one system call, and counts them in the file that its argument names,
-// until it is told to end. SIGUSR1 makes each step longer by as many percent as its second argument says, SIGUSR2 as long as
-// before.
+// Works in steps of about 20 microseconds, each with one system call, and counts them in the file that its first
+// argument names, until SIGTERM. SIGUSR1 makes each step longer by the percentage of its second argument; SIGUSR2 ends
+// this.
 //
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 #define _GNU_SOURCE

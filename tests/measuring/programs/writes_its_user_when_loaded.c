@@ -1,5 +1,5 @@
-// A library that adds a line with the user who has loaded it to a file: what a user's environment loads must not be
-// loaded by anybody else.
+// A library that adds a line to a file, with the user that has loaded it: no other user may load a library of a user's
+// environment.
 //
 // build: gcc -g -O1 -Wall -shared -fPIC -o $OUT $SRC
 

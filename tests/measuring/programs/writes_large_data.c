@@ -1,5 +1,5 @@
-// Has code, data and bss of some huge pages each, and changes one word of every page of the writable ones without end, each
-// round with one system call. SIGTERM ends it.
+// Has code, data and bss of some huge pages each, and repeatedly changes one word of every writable page, with one
+// system call per round. SIGTERM ends it.
 //
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 #define CODE_PAGES 1700
