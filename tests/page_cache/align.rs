@@ -26,7 +26,7 @@ pub fn align(t: &Context, options: &[&str], path: &Path) -> Result<Output> {
     t.run(command)
 }
 
-/// Starts it several times: by chance the kernel may put a program where it would be best.
+/// True if all of several starts have huge pages: the kernel may choose the best address by chance.
 pub fn always_huge(t: &Context, program: &Path) -> Result<bool> {
     for _ in 0..8 {
         if huge_bytes(&started(t, program)?)? == 0 {
@@ -46,7 +46,7 @@ fn aligned(t: &Context) -> Result<()> {
     ensure!(said.contains(": found p_align ") && said.contains(&fix), "{said}");
     ensure!(fs::read(&program)? == before, "--check has changed it");
     ensure!(!always_huge(t, &program)?, "every start was placed well before it was aligned");
-    // While it runs, too.
+    // A running program can be aligned, too.
     let session = started(t, &program)?;
     align(t, &[], &program)?.success()?;
     session.finish()?.success()?;
@@ -71,7 +71,7 @@ fn undone(t: &Context) -> Result<()> {
     );
     align(t, &["--undo"], &program)?.success()?;
     ensure!(fs::read(&program)? == before, "other bytes after --undo");
-    // Each of several files is restored, and each that could not be is named.
+    // With several files, each is restored, or named if it cannot be restored.
     align(t, &[], &program)?.success()?;
     let missing = t.folder().join("missing");
     let again = align(t, &["--undo", &missing.to_string_lossy()], &program)?;
@@ -104,7 +104,7 @@ fn refused(t: &Context) -> Result<()> {
 fn packaged(t: &Context) -> Result<()> {
     let before = fs::read("/usr/bin/gdb")?;
     let output = align(t, &[], "/usr/bin/gdb".as_ref())?;
-    // Or its distribution links it otherwise.
+    // If the distribution links gdb differently, another refusal comes first.
     let is_refused = ["belongs to the package gdb", "of a fixed address", "no read-only segment"];
     ensure!(
         output.ending == Ending::Exit(125) && is_refused.iter().any(|text| output.stderr.contains(text)),

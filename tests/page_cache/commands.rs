@@ -46,7 +46,7 @@ fn plain_start(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What the status says of one process.
+/// The entry of one process in the status.
 fn user_of(t: &Context, program: &Path, session: &Session) -> Result<Value> {
     let found = status(t, program)?;
     let users = found["users"].as_array().into_iter().flatten();
@@ -114,7 +114,7 @@ fn by_package(t: &Context) -> Result<()> {
     ensure!(none.ending == Ending::Exit(125) && none.stderr.contains("no installed package"), "{none:?}");
     let option = t.run(t.pagelift(&["cache", "prepare", "--package=--help"])?)?;
     ensure!(option.ending == Ending::Exit(125) && option.stderr.contains("is no name of a package"), "{option:?}");
-    // The package that some large program of this machine belongs to.
+    // The package of a large program of this machine.
     let find = "for f in /usr/bin/python3.* /usr/bin/perl /usr/bin/node /usr/bin/gdb; do \
                 dpkg-query -S \"$f\" 2>/dev/null | cut -d: -f1 && exit; done";
     let mut shell = Command::new("sh");
@@ -127,12 +127,12 @@ fn by_package(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Reading a file suffices, though who neither owns it nor may write it is not told what is cached.
+/// The right to read a file suffices, although only its owner or a writer can see which pages are cached.
 fn as_a_user(t: &Context) -> Result<()> {
     let program = large_program(t, "")?;
     prepared(t, &program)?;
     make_small(&program)?;
-    // Where its own user can reach everything.
+    // In a folder that the other user can reach.
     let folder = std::path::PathBuf::from(format!("/var/tmp/pagelift-page-cache-{}", std::process::id()));
     fs::create_dir(&folder)?;
     let result = (|| {
@@ -173,7 +173,7 @@ fn no_file(t: &Context) -> Result<()> {
 fn gain(t: &Context) -> Result<()> {
     let program = large_program(t, ".pie")?;
     let (_, _held) = prepared_and_held(t, &program)?;
-    // The kernel puts it anywhere; it may by chance be where it would be best.
+    // The kernel chooses a random address, which may be the best one by chance.
     for _ in 0..10 {
         let session = started(t, &program)?;
         let huge = huge_bytes(&session)?;

@@ -1,4 +1,4 @@
-//! Files and processes of other users, which root prepares or is to leave alone.
+//! Files and processes of other users, which root prepares or must leave alone.
 
 use crate::{cache, large_program, needs, started};
 use anyhow::{Result, ensure};
@@ -20,7 +20,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// One page in each block: as memory the file is 512 times as large, once it is collapsed.
+/// A file with one page in each block: collapsed, it takes 512 times as much memory.
 fn holes(t: &Context) -> Result<()> {
     let folder = tempfile::tempdir_in("/dev/shm")?;
     let path = folder.path().join("sparse");
@@ -35,7 +35,7 @@ fn holes(t: &Context) -> Result<()> {
     let after = file.metadata()?.blocks();
     ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("a sparse file"), "{output:?}");
     ensure!(after <= before * 2, "{before} blocks of 512 bytes before, {after} after");
-    // Those that are full are made all the same.
+    // Full blocks are still made huge.
     file.write_all_at(&vec![1; block as usize], 3 * block)?;
     let output = t.run(cache(t, &["prepare"], &path)?)?;
     let after = file.metadata()?.blocks();
@@ -48,7 +48,7 @@ fn huge_page() -> Result<u64> {
     Ok(fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")?.trim().parse()?)
 }
 
-/// A program of root's, one of the same name of another user's, and both while they run.
+/// A program of root and one of another user with the same name, both running.
 struct SameName {
     own: PathBuf,
     _own: Session,

@@ -28,7 +28,7 @@ pub fn tests() -> Vec<Test> {
 pub fn list(t: &Context, text: &str) -> Result<PathBuf> {
     let (path, new) = (t.folder().join("cache.conf"), t.folder().join("cache.conf.new"));
     fs::write(&new, text)?;
-    // Who reads it at this moment sees one list or the other.
+    // A reader sees the old list or the new one.
     fs::rename(new, &path)?;
     Ok(path)
 }
@@ -52,7 +52,7 @@ fn once(t: &Context) -> Result<()> {
     let named = list(t, &format!("# a program\n{}\nrunning nobody-is-called-so\n", program.display()))?;
     let (_, _held) = held(t, &program, || Ok(t.run(keep(t, &named, &["--once"])?)?.success()?.stdout))?;
     ensure!(huge_bytes(&started(t, &program)?)? > 0);
-    // Which is an error for what is not there.
+    // A missing file is an error.
     let missing = list(t, &format!("{}\n/nowhere/to/be/found\n", program.display()))?;
     let output = t.run(keep(t, &missing, &["--once"])?)?;
     let says = output.stderr.contains("/nowhere/to/be/found: No such file") && output.stderr.contains("1 of 2 entries");
@@ -60,8 +60,8 @@ fn once(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Like [`is_huge`], at a slow pace: whoever looks maps the file for a moment, and a keeper that meets that takes the file for
-/// one in use, which it leaves alone for a while.
+/// Like [`is_huge`], after a pause: the check maps the file for a moment, and a keeper that sees the mapping assumes
+/// that the file is in use, and leaves it alone for a while.
 fn is_huge_now_and_then(t: &Context, path: &Path) -> bool {
     std::thread::sleep(Duration::from_secs(1));
     is_huge(t, path).unwrap_or(false)
@@ -75,7 +75,7 @@ fn again(t: &Context) -> Result<()> {
     let other = large_program(t, ".pie")?;
     fs::rename(&other, &program)?;
     poll_until(LIMIT, "the file to be prepared after it was replaced", || is_huge_now_and_then(t, &program))?;
-    // As reclaim drops it.
+    // Drops the pages, as reclaim does.
     make_small(&program)?;
     poll_until(LIMIT, "the file to be prepared after it was dropped", || is_huge_now_and_then(t, &program))?;
     session.signal(nix::sys::signal::Signal::SIGTERM)?;
@@ -90,7 +90,7 @@ fn lock(t: &Context) -> Result<()> {
     let session = t.session(command)?;
     session.wait_for_stderr("of the budget left for it")?;
     ensure!(locked_kib(&session) == "4096", "VmLck: {}", locked_kib(&session));
-    // What is mapped by huge pages cannot be evicted, the rest can.
+    // Pages that are mapped as huge pages cannot be evicted, the rest can.
     make_small(&program)?;
     let found = status(t, &program)?;
     ensure!(number(&found, "huge")? == 4 << 20, "{found}");
@@ -106,7 +106,7 @@ fn locked_kib(session: &Session) -> String {
     locked.trim_end_matches(" kB").trim().to_owned()
 }
 
-/// Two files, held so that they stay in huge folios, of which the budget has room for the first one and `part` bytes of the other.
+/// Two files, held so that they stay in huge folios. The budget has room for the first and `part` bytes of the second.
 struct Budgeted {
     first: PathBuf,
     second: PathBuf,
@@ -125,7 +125,7 @@ impl Budgeted {
         Ok(Self { first, second, keeper, _held: held })
     }
 
-    /// How often the keeper has said that all of the file is locked.
+    /// Number of times that the keeper reported the whole file as locked.
     fn said_locked(&self, path: &Path) -> usize {
         let (text, name) = (self.keeper.stdout_so_far(), format!("{}: ", path.display()));
         text.lines().filter(|line| line.starts_with(&name) && line.ends_with(" locked")).count()
@@ -152,7 +152,7 @@ fn lock_more(t: &Context) -> Result<()> {
 fn said_once(t: &Context) -> Result<()> {
     let files = Budgeted::new(t, 0)?;
     let mut lines = format!("{}\n{}\n", files.first.display(), files.second.display());
-    // Each of these is said in a round of its own, after what is said of the others.
+    // The keeper reports each missing file in a separate round, after its lines about the others.
     for absent in ["/nowhere/first", "/nowhere/second"] {
         lines += &format!("{absent}\n");
         list(t, &lines)?;
@@ -188,7 +188,7 @@ fn units(t: &Context) -> Result<()> {
         let path = entry?.path();
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let unit = t.folder().join(name.trim_end_matches(".in"));
-        // A program that is there, so that only the unit itself is checked.
+        // An existing program, so that only the unit itself is checked.
         let text = fs::read_to_string(&path)?.replace("@PREFIX@/bin/pagelift", "/bin/true");
         ensure!(!text.contains("@PREFIX"), "{text}");
         fs::write(&unit, text)?;
@@ -202,7 +202,7 @@ fn units(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// As a unit starts it: what it keeps to read files and processes of others suffices.
+/// As started by a unit: the remaining capabilities suffice to read files and processes of other users.
 fn with_few_capabilities(t: &Context) -> Result<()> {
     let program = large_program(t, "")?;
     prepared(t, &program)?;
@@ -215,7 +215,7 @@ fn with_few_capabilities(t: &Context) -> Result<()> {
             kept.unwrap_or_default().split(' ').map(|name| name.trim_start_matches("CAP_").to_lowercase()).collect();
         ensure!(kept.len() > 2 && text.contains("\nMemoryMax=") && text.contains("\nSystemCallFilter="), "{text}");
         let bound = kept.iter().fold("-all".to_owned(), |bound, name| format!("{bound},+{name}"));
-        // A service without User= has the capabilities of its bounding set, and none of others.
+        // A service without User= has exactly the capabilities of its bounding set.
         let other = started(t, &program)?;
         let list = list(t, &format!("{}\nrunning {name}\n", program.display()))?;
         let keep = keep(t, &list, &["--once"])?;

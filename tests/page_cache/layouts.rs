@@ -46,14 +46,14 @@ fn upgraded(t: &Context) -> Result<()> {
     copy_program(t, &built, &program)?;
     let expected = moved(t, &built)?;
     let list = listed(t, "relayout", &program)?;
-    // The file system may have no large folios: that is another test's matter.
+    // The file system may have no large folios: this test does not check the exit status.
     let said = t.run(keep(t, &list, &["--once"])?)?.stdout;
     ensure!(said.contains("installed: laid out anew: huge pages for"), "{said}");
     ensure!(fs::read(&program)? == expected);
     let inode = program.metadata()?.ino();
     let again = t.run(keep(t, &list, &["--relayout"])?)?.success()?;
     ensure!(again.stdout.is_empty() && program.metadata()?.ino() == inode, "{again:?}");
-    // As dpkg and rpm do.
+    // An upgrade, as by dpkg and rpm.
     let new = folder.path().join("installed.dpkg-new");
     copy_program(t, &built, &new)?;
     fs::rename(new, &program)?;
@@ -63,8 +63,8 @@ fn upgraded(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Programs in the place of dpkg's: each file is of the package `shop`, and `$DIVERTER` has added `$DIVERTED` to the paths of
-/// files.
+/// Replacements for dpkg's programs: each file belongs to the package `shop`, and `$DIVERTER` has added `$DIVERTED` to
+/// the paths of files.
 fn dpkg(t: &Context) -> Result<PathBuf> {
     let folder = t.folder().join("dpkg");
     fs::create_dir(&folder)?;
@@ -109,22 +109,22 @@ fn packaged(t: &Context) -> Result<()> {
     ensure!(fs::read(&program)? == sound, "a refused file was changed");
     keep("relayout-packaged", "")?.success()?;
     ensure!(fs::read(&program)? == expected);
-    // The file that the package has installed before it was diverted.
+    // The file was installed by the package before the diversion.
     fs::write(&program, &sound)?;
     keep("relayout", ".distrib")?.success()?;
     ensure!(fs::read(&program)? == expected);
-    // A diversion by another package, whose file this one is then.
+    // A diversion by another package: the file then belongs to that package.
     let distributed = folder.path().join("installed.distrib");
     fs::write(&distributed, "of another package")?;
     fs::write(&program, &sound)?;
     let others = keep_by("relayout", ".distrib", "wrappers")?;
     ensure!(others.stderr.contains("the package shop") && fs::read(&program)? == sound, "{others:?}");
-    // An administrator's script in the place of a diverted file.
+    // An administrator's script has replaced the diverted file.
     fs::write(&program, "#!/bin/sh\n# own\n")?;
     let wrapper = keep("relayout", ".distrib")?;
     ensure!(wrapper.stderr.contains("no program") && fs::read(&program)?.ends_with(b"own\n"), "{wrapper:?}");
     fs::write(&program, &sound)?;
-    // An upgrade, of a program that must stay as it is, and back.
+    // An upgrade to a file that cannot be moved, and back.
     fs::write(&distributed, "#!/bin/sh\n")?;
     let other = keep("relayout", ".distrib")?;
     ensure!(other.ending == Ending::Exit(125) && other.stderr.contains("no sound 64-bit"), "{other:?}");
@@ -222,7 +222,8 @@ fn labelled(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A path through a link, and one that another user can change, are refused: the file may be any other by the next moment.
+/// A path through a link, and a path that another user can change, are refused: the file could be replaced at any
+/// moment.
 fn changeable(t: &Context) -> Result<()> {
     let built = disagreeing(t, OTHER_ADDRESS)?;
     let sound = fs::read(&built)?;
@@ -242,7 +243,7 @@ fn changeable(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A folder whose path only root can change, whoever owns the workspace.
+/// A folder whose path only root can change, even if another user owns the workspace.
 fn roots_folder() -> Result<tempfile::TempDir> {
     // `keep` moves no file whose path has links.
     let parent = fs::canonicalize("/var/tmp")?;

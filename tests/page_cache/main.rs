@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     main_of(tests)
 }
 
-/// What all these tests need. Whether the file system can is seen by [`prepared`].
+/// Needs of all tests here. [`prepared`] checks the file system.
 fn needs() -> Vec<Need> {
     vec![Need::Thp, Need::Command("gcc".into()), Need::Kernel(5, 18)]
 }
@@ -37,7 +37,7 @@ fn large_program(t: &Context, suffix: &str) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// Prepares a file; skips the test where its file system has no large folios.
+/// Prepares a file; skips the test if its file system has no large folios.
 fn prepared(t: &Context, path: &Path) -> Result<String> {
     let output = t.run(cache(t, &["prepare"], path)?)?;
     let unable = ["has no large folios", "for large folios", "that makes large folios", "with which ext4 has no"];
@@ -47,10 +47,10 @@ fn prepared(t: &Context, path: &Path) -> Result<String> {
     Ok(output.success()?.stdout)
 }
 
-/// Number of times that a file is prepared which reclaim drops before it is held.
+/// Limit of preparations if reclaim drops the file before it is held.
 const MOST_PREPARATIONS: usize = 5;
 
-/// Prepares a file until all of it lies in huge folios and a process holds it there. Returns what was said, too.
+/// Prepares a file until it is entirely in huge folios and a process holds it there. Returns the output, too.
 fn held(t: &Context, path: &Path, prepare: impl Fn() -> Result<String>) -> Result<(String, Session)> {
     for _ in 0..MOST_PREPARATIONS {
         let (said, held) = (prepare()?, hold(t, path)?);
@@ -62,7 +62,7 @@ fn held(t: &Context, path: &Path, prepare: impl Fn() -> Result<String>) -> Resul
     bail!("{}: not all of it lies in huge folios, {MOST_PREPARATIONS} times in a row", path.display())
 }
 
-/// [`prepared`], and held.
+/// Prepares a file by [`prepared`] until it is [`held`].
 fn prepared_and_held(t: &Context, path: &Path) -> Result<(String, Session)> {
     held(t, path, || prepared(t, path))
 }
@@ -73,7 +73,7 @@ fn cache(t: &Context, words: &[&str], path: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// What `cache status --json` says of one file.
+/// The entry of one file in `cache status --json`.
 fn status(t: &Context, path: &Path) -> Result<Value> {
     let output = t.run(cache(t, &["status", "--json"], path)?)?.success()?;
     let listing: Value = serde_json::from_str(&output.stdout)?;
@@ -85,14 +85,14 @@ fn number(value: &Value, field: &str) -> Result<u64> {
     value[field].as_u64().with_context(|| format!("no {field} in {value}"))
 }
 
-/// The program, waiting after it has touched its code.
+/// Starts the program, which waits after it has touched its code.
 fn started(t: &Context, program: &Path) -> Result<Session> {
     let session = t.session(Command::new(program))?;
     session.wait_for_line("ready")?;
     Ok(session)
 }
 
-/// Bytes that a process maps by huge pages, as smaps has them.
+/// Bytes that a process maps by huge pages, from smaps.
 fn huge_bytes(session: &Session) -> Result<u64> {
     Ok(View::of(session.pid())?.huge_bytes())
 }

@@ -98,7 +98,7 @@ fn rewritten(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// lld gives code another offset than address by default. It is the one of the Rust toolchain.
+/// By default lld gives code an offset that disagrees with its address. The test uses the lld of the Rust toolchain.
 fn of_lld(t: &Context) -> Result<()> {
     let mut rustc = Command::new("rustc");
     rustc.args(["--print", "target-libdir"]);
@@ -209,7 +209,7 @@ fn said(t: &Context, program: &str, options: &[&str], path: &Path) -> Result<Str
     Ok(output.stdout)
 }
 
-/// A copy of a program in its first layout, and one in its second.
+/// Copies of a program in its first and its second layout.
 fn both(t: &Context) -> Result<[PathBuf; 2]> {
     let program = disagreeing(t, OTHER_ADDRESS)?;
     let folders = ["before", "after"].map(|name| t.folder().join(name));
@@ -243,7 +243,7 @@ fn binutils(t: &Context) -> Result<()> {
         for (program, options) in [("readelf", vec!["-lSW"]), ("ldd", vec![])] {
             said(t, program, &options, path)?;
         }
-        // Editors of ELF files write programs that start.
+        // Programs written by editors of ELF files start.
         for (program, options) in [("strip", vec!["-o"]), ("objcopy", vec![])] {
             let out = t.folder().join("edited");
             let mut command = Command::new(program);

@@ -1,5 +1,5 @@
-// Has more than three huge pages of code, touches each page of it and waits for the end of its input. `$OUT` lies at a fixed
-// address that agrees with the file's offsets, `large_code.pie` wherever the kernel puts it.
+// Has more than three huge pages of code, touches each page of the code and waits for the end of its input. `$OUT` has
+// a fixed address that agrees with the file's offsets, `large_code.pie` any address that the kernel chooses.
 //
 // build: gcc -g -O1 -Wall -fno-toplevel-reorder -fno-pie -no-pie -Wl,-z,noseparate-code -o $OUT $SRC
 // build: gcc -g -O1 -Wall -fno-toplevel-reorder -fPIE -pie -Wl,-z,noseparate-code -o $BUILD/large_code.pie $SRC
