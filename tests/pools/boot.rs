@@ -1,4 +1,4 @@
-//! What makes a reservation last: the commands of the systemd unit, run as systemd runs them, and files beside each other.
+//! Persistent reservations: the commands of the systemd unit, run as systemd runs them, and several files together.
 
 use crate::{count, pool, short};
 use anyhow::{Context as _, Result, ensure};
@@ -18,7 +18,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// The commands of a unit, and what they record, which is removed with this value.
+/// The commands of a unit, and their record, which is removed with this value.
 struct Unit {
     start: String,
     stop: String,
@@ -61,7 +61,7 @@ impl Drop for Unit {
 
 const PAGES: u64 = 4;
 
-/// Maps so many bytes of the pool, touches every page, and waits.
+/// Maps this number of pool pages, touches every page, and waits.
 const USER: &str = "import mmap, sys
 page, pages = int(sys.argv[1]), int(sys.argv[2])
 memory = mmap.mmap(-1, page * pages, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000)
@@ -99,7 +99,7 @@ fn restarted(t: &Context) -> Result<()> {
     let other = unit.start(t)?.success()?;
     ensure!(counts()? == (before + PAGES, 0) && other.stdout.contains("added before"), "{other:?}");
     session.finish()?.success()?;
-    // As if it had never been started.
+    // As if the unit had never been started.
     unit.stop(t)?;
     ensure!(counts()? == (before, 0), "{:?}, before {before}", counts()?);
     unit.stop(t)?;
@@ -107,7 +107,7 @@ fn restarted(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// As after an upgrade from a unit that recorded nothing, too.
+/// As after an upgrade from a unit that recorded nothing.
 fn restarted_without_a_record(t: &Context) -> Result<()> {
     let request = format!("{}:{PAGES}", short(default_huge_page()?));
     for damage in ["removed", "emptied", "overwritten"] {
@@ -131,7 +131,7 @@ fn restarted_without_a_record(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Pages that are too many for the memory that must stay available; about a quarter of them are not.
+/// More pages than the test leaves memory for; about a quarter would fit.
 const MANY: u64 = 64;
 
 fn started_in_part(t: &Context) -> Result<()> {
@@ -172,13 +172,13 @@ fn installed_twice(t: &Context) -> Result<()> {
     install("b", "grub", "2M:8")?.success()?;
     refuses(install("c", "grub", "2M:8")?, &["60-pagelift-pool-b.cfg"])?;
     install("c", "systemd", "1G:3")?.success()?;
-    // What somebody else has written counts, too.
+    // Files of other authors count, too.
     fs::remove_dir_all(t.folder().join("etc/default"))?;
     fs::create_dir_all(t.folder().join("etc/default"))?;
     fs::write(t.folder().join("etc/default/grub"), "# hugepagesz=2M\nGRUB_CMDLINE_LINUX='ro hugetlb_cma=2G'\n")?;
     refuses(install("d", "grub", "1G:1")?, &["found `hugetlb_cma=2G` in", "take it out of", "/etc/default/grub"])?;
     install("d", "grub", "2M:8")?.success()?;
-    // The last of these sets all pages.
+    // The last file sets all pages.
     let default = short(default_huge_page()?);
     install("e", "sysctl", &format!("{default}:8"))?.success()?;
     refuses(

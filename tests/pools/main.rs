@@ -1,5 +1,5 @@
-//! `pagelift pool` on this machine's own pools. Every test holds the tests' lock on the pool, which puts its size and
-//! overcommit back.
+//! `pagelift pool` on this machine's own pools. Every test holds the tests' lock on the pool, which restores its size
+//! and overcommit.
 
 mod boot;
 
@@ -150,7 +150,7 @@ fn shown(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Makes a file of one page on a hugetlbfs, whose memory nobody has mapped any more, and waits.
+/// Makes a file of one page on a hugetlbfs, unmaps its memory, and waits.
 const FILE: &str = "import mmap, os, sys
 size = int(sys.argv[1])
 file = os.open('/mnt/held', os.O_CREAT | os.O_RDWR)
@@ -184,7 +184,7 @@ fn shown_of_another_namespace(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Maps two pages of a file on a hugetlbfs, the second by a mapping of its own, removes the file, and waits.
+/// Maps two pages of a file on a hugetlbfs, the second by a separate mapping, removes the file, and waits.
 const DELETED_FILE: &str = "import mmap, os, sys
 size = int(sys.argv[1])
 file = os.open('/mnt/gone', os.O_CREAT | os.O_RDWR)
@@ -272,7 +272,7 @@ fn held_in_part(t: &Context) -> Result<()> {
 
 fn overcommitted(t: &Context) -> Result<()> {
     let page = default_huge_page()?;
-    // A reservation of the tests whose pool has an overcommit puts that back, too; this one had none.
+    // A reservation of the tests restores an overcommit that existed; here there was none.
     let _put_back = Setting::keep(pool_file(page, "nr_overcommit_hugepages"))?;
     let said = pool(t, &["overcommit", &format!("{}:5", short(page))])?.success()?.stdout;
     ensure!(said.contains("at most 5 surplus pages") && count(page, "nr_overcommit_hugepages")? == 5, "{said}");
@@ -341,7 +341,6 @@ fn lent(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Neither the borrower's own end nor that of the program can keep the pages.
 /// A real-time signal ends the program like any other.
 fn ended_like_the_program(t: &Context) -> Result<()> {
     for (end, status) in [("exit 3", 3), ("kill -15 $$", 143), ("kill -34 $$", 162), ("kill -64 $$", 192)] {
@@ -351,6 +350,7 @@ fn ended_like_the_program(t: &Context) -> Result<()> {
     Ok(())
 }
 
+/// The pages are returned if the borrower or the program ends.
 fn lent_and_killed(t: &Context) -> Result<()> {
     let page = default_huge_page()?;
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
@@ -362,7 +362,7 @@ fn lent_and_killed(t: &Context) -> Result<()> {
         session.signal(signal)?;
         let output = session.finish()?;
         let expected = match signal {
-            // Handed on to the program, whose end is told as a shell tells it.
+            // The signal is passed to the program, whose end is reported as by a shell.
             Signal::SIGTERM => Ending::Exit(128 + Signal::SIGTERM as i32),
             signal => Ending::Signal(signal as i32),
         };
@@ -391,7 +391,7 @@ fn as_a_user(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The lock cannot be made: the message names what is wrong with /run, not the user, and no pool is changed.
+/// The lock cannot be created: the message names the fault of /run, not the user, and no pool is changed.
 fn without_run(t: &Context) -> Result<()> {
     let page = default_huge_page()?;
     let program = test_support::pagelift_binary()?;
@@ -447,7 +447,8 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// A plan is in force before the kubelet starts, which then counts its pages: no note about it, on any machine.
+/// A plan takes effect before the kubelet starts, which then counts its pages: no machine prints a note about the
+/// kubelet.
 fn planned_beside_kubernetes(t: &Context) -> Result<()> {
     let words = ["pool", "plan", "/bin/sh"];
     let plain = t.run(t.pagelift(&words)?)?.success()?;
@@ -482,7 +483,7 @@ fn installed(t: &Context) -> Result<()> {
         let other = pool(t, &["plan", "--root", &root, "--name", "other", "--uninstall"])?;
         ensure!(other.ending == Ending::Exit(125), "{other:?}");
         pool(t, &["plan", "--root", &root, "--name", "db", "--uninstall"])?.success()?;
-        // What runs here keeps its output in the folder.
+        // Programs of this test also write their output to the folder.
         let after: Vec<_> =
             files_below(t.folder())?.into_iter().filter(|path| path.starts_with(t.folder().join("etc"))).collect();
         ensure!(after == before, "{before:?} {after:?}");
@@ -494,7 +495,7 @@ fn verified(t: &Context) -> Result<()> {
     let page = default_huge_page()?;
     let request = format!("{}:64@0", short(page));
     let text = pool(t, &["plan", "--print", "systemd", &request])?.success()?.stdout;
-    // A path below a folder that systemd knows, as where it is installed.
+    // A path below a folder that systemd searches, as after an installation.
     let program = text.lines().find_map(|line| line.strip_prefix("ExecStart=")?.split(' ').next());
     let unit = t.folder().join("pagelift-pool-db.service");
     fs::write(&unit, text.replace(program.context("no program")?, "/bin/true"))?;
