@@ -1,4 +1,4 @@
-//! The rules that hold the project together, checked in the text of its sources.
+//! The project's rules of structure, checked in the text of its sources.
 
 mod circles;
 
@@ -33,7 +33,7 @@ const PURE: [&str; 16] = [
 /// The only dependencies of pure crates on others: statistics, types and records of measurements, and the facts about
 /// the machine.
 const IMPURE_DEPENDENCIES: [(&str, &str); 2] = [("bench-report", "measure"), ("lift-plan", "machine-facts")];
-/// The only crates whose trade is memory that Rust cannot vouch for, or, for the plugin of QEMU, another program's functions.
+/// The only crates that handle memory outside of Rust's guarantees or, in QEMU's plugin, another program's functions.
 const UNSAFE_CRATES: [&str; 6] = [
     "crates/base/linux/",
     "crates/base/linux-raw/",
@@ -42,9 +42,9 @@ const UNSAFE_CRATES: [&str; 6] = [
     "crates/heap/allocator/",
     "crates/measure/tlb-trace/",
 ];
-/// Program entries that take over before Rust's own start-up has changed signals and descriptors, an allocator, the launch
-/// of a helper in this process's memory, the demo's code, the memory and chains of the probe, and a test of what a confined
-/// thread may ask of the kernel.
+/// Program entries that run before Rust's own start-up changes signals and descriptors, an allocator, the launch of a
+/// helper in this process's memory, the demo's code, the memory and chains of the probe, and a test of a confined
+/// thread's system calls.
 const UNSAFE_FILES: [&str; 8] = [
     "crates/app/pagelift/src/main.rs",
     "crates/app/cli/src/allocator.rs",
@@ -101,7 +101,7 @@ struct SourceFile {
 }
 
 impl SourceFile {
-    /// Lines with their numbers, without comments and without items that are only compiled for unit tests.
+    /// Lines with their numbers, without comments and without items compiled only for unit tests.
     fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         let mut lines = self.text.lines().enumerate();
         std::iter::from_fn(move || {
@@ -177,14 +177,14 @@ fn refuse(found: Vec<String>, rule: &str) -> Result<()> {
     Ok(())
 }
 
-/// True where `word` stands in `line` as a word of its own.
+/// True if `line` has `word` as a whole word.
 fn has_word(line: &str, word: &str) -> bool {
     let part_of_name = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word)
         .any(|(at, _)| !line[..at].ends_with(part_of_name) && !line[at + word.len()..].starts_with(part_of_name))
 }
 
-/// The other rules would pass over what `code` leaves out.
+/// The other rules do not check lines that `code` leaves out.
 fn only_the_items_of_unit_tests_are_left_out() -> Result<()> {
     let text = "\
 one(); // A comment.
@@ -274,7 +274,7 @@ fn package(manifest: &SourceFile) -> Option<&str> {
     manifest.text.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'))
 }
 
-/// What a crate is built from, without what only its tests use.
+/// The crates that a crate is built from, without those that only its tests use.
 fn built_from(manifest: &SourceFile) -> Vec<&str> {
     let mut counts = false;
     let mut names = Vec::new();
@@ -341,7 +341,7 @@ fn each_unsafe_use_states_its_facts() -> Result<()> {
     refuse(found, "`unsafe` without the facts that make it sound:")
 }
 
-/// A comment that begins so refers to something that its reader has not read.
+/// A comment that begins with such a word refers to text that its reader has not read.
 fn doc_comments_say_what_an_item_is() -> Result<()> {
     const RIDDLES: [&str; 6] = ["Of ", "The same", "So ", "Likewise", "Ditto", "As above"];
     let mut found = Vec::new();
@@ -360,7 +360,7 @@ fn doc_comments_say_what_an_item_is() -> Result<()> {
     refuse(found, "doc comments that do not say what their item is:")
 }
 
-/// The rule below would pass over what `Crate` does not see.
+/// The rule below does not check uses that `Crate` misses.
 fn circles_of_modules_are_found() -> Result<()> {
     let circles = |files: &[(&str, &str)]| {
         let mut modules = Crate::default();
@@ -378,7 +378,7 @@ fn circles_of_modules_are_found() -> Result<()> {
     Ok(())
 }
 
-/// A module that uses another one, which uses the first, cannot be read or changed by itself.
+/// Two modules that use each other cannot be read or changed separately.
 fn modules_form_no_circles() -> Result<()> {
     let mut crates: BTreeMap<String, Crate> = BTreeMap::new();
     for file in rust_sources()?.iter().filter(|file| !file.is_test()) {
@@ -426,7 +426,7 @@ fn nothing_is_left_undone() -> Result<()> {
     refuse(found, "left undone:")
 }
 
-/// Page sizes are read from the machine; a number that looks like one is an assumption.
+/// Page sizes are read from the machine; a number that looks like a page size is an assumption.
 fn no_page_size_is_assumed() -> Result<()> {
     const SIZES: [&str; 8] =
         ["2 << 20", "1 << 21", "2097152", "0x200000", "0x20_0000", "2 * 1024 * 1024", "2048 * 1024", "2_097_152"];
@@ -435,7 +435,7 @@ fn no_page_size_is_assumed() -> Result<()> {
         rust_sources()?.iter().filter(|file| !file.is_test() && !file.path.starts_with("crates/measure/demo-program"))
     {
         for (number, line) in file.code() {
-            // `32 << 20` is another number.
+            // `32 << 20` is a different number.
             let is_whole = |at: usize| !line[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
             if SIZES.iter().any(|size| line.match_indices(size).any(|(at, _)| is_whole(at))) {
                 found.push(format!("{}:{number}: {}", file.path, line.trim()));
@@ -455,7 +455,7 @@ fn mounts_may_have_any_names() -> Result<()> {
     refuse(found, "lists of mounts that `linux::text::text_of` does not read:")
 }
 
-/// A message that does not pass through it could hold what acts on the terminal.
+/// A message that is printed elsewhere could contain control characters for the terminal.
 fn commands_print_in_one_place() -> Result<()> {
     const PLACE: &str = "crates/app/cli/src/output.rs";
     const PRINTS: [&str; 6] = ["println!", "print!", "eprintln!", "eprint!", "stdout", "stderr"];
@@ -488,7 +488,7 @@ fn dependencies(manifest: &SourceFile) -> impl Iterator<Item = &str> {
     manifest.text.lines().map(|line| line.split(['=', '.', ' ']).next().unwrap_or_default().trim())
 }
 
-/// A reader may begin with `base` and read on: no room needs one that comes later.
+/// No folder needs a later one, so the crates can be read in order from `base`.
 fn rooms_depend_on_those_before_them() -> Result<()> {
     let manifests = sources("crates", &["toml"])?;
     let mut places = BTreeMap::new();
@@ -507,7 +507,7 @@ fn rooms_depend_on_those_before_them() -> Result<()> {
     refuse(found, "crates that depend on a later room:")
 }
 
-/// Facts are what a plan is made from: whoever reads or uses them needs no planner.
+/// A plan is made from facts; readers and users of facts need no planner.
 fn facts_are_defined_below_the_planner() -> Result<()> {
     let defines = |line: &str| {
         let name = line.trim_start().strip_prefix("pub struct ")?.split(|c: char| !c.is_alphanumeric()).next()?;
@@ -529,7 +529,7 @@ fn facts_are_defined_below_the_planner() -> Result<()> {
 }
 
 fn nobody_depends_on_the_command_line() -> Result<()> {
-    // Each may depend on those before it.
+    // Each may depend on earlier ones.
     const PROGRAM: [&str; 3] = ["cli", "measure-cli", "pagelift"];
     for manifest in sources("crates", &["toml"])? {
         let own = package(&manifest).and_then(|own| PROGRAM.iter().position(|name| *name == own));
@@ -541,7 +541,7 @@ fn nobody_depends_on_the_command_line() -> Result<()> {
     Ok(())
 }
 
-/// Every start of `pagelift run` would pay for their constants.
+/// Every start of `pagelift run` would load their constants.
 fn pagelift_links_no_clients_of_databases() -> Result<()> {
     const MEASURING: [&str; 2] = ["bench", "bench-report"];
     let manifests = sources("crates", &["toml"])?;
@@ -556,7 +556,7 @@ fn pagelift_links_no_clients_of_databases() -> Result<()> {
     Ok(())
 }
 
-/// The architecture page says what each of the three is for.
+/// The architecture page describes the purpose of each library.
 fn system_calls_come_from_three_libraries() -> Result<()> {
     const OTHERS: [&str; 5] = ["rustix", "syscalls", "sc", "linux-syscall", "procfs"];
     const KERNEL_HEADERS: &str = "linux-raw-sys";
@@ -573,7 +573,7 @@ fn system_calls_come_from_three_libraries() -> Result<()> {
     refuse(found, "system calls are made by nix and libc, and by linux-raw-sys in crates/base/linux-raw only:")
 }
 
-/// Readers are opened to the fuzz targets by the feature `fuzzing`, which nobody else asks for.
+/// The feature `fuzzing` makes readers public for the fuzz targets; no other crate enables it.
 fn fuzz_targets_are_in_no_shipped_program() -> Result<()> {
     let manifests = sources("crates", &["toml"])?;
     let others = manifests.iter().filter(|file| !file.path.starts_with(FUZZ_TARGETS));

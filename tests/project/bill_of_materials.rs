@@ -1,4 +1,4 @@
-//! The bill of materials that is installed names what the files that are installed with it were made of.
+//! The installed bill of materials names the packages in the installed files.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::fs;
 use std::process::ExitCode;
 use test_support::{Context, Need, Test, main_of, target_folder, test_case, workspace};
 
-/// Files that are built, by the names that the bill has for them.
+/// Built files, by their names in the bill.
 const FILES: [(&str, &str); 6] = [
     ("pagelift", "release/pagelift"),
     ("pagelift-measure", "release/pagelift-measure"),
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     main_of(tests)
 }
 
-/// The bill: names and versions of packages by their ids, with their checksums, and which file links which package.
+/// The bill: names and versions of packages by id, their checksums, and the packages that each file links.
 struct Bill {
     packages: BTreeMap<String, (String, Option<String>)>,
     links: BTreeSet<(String, String)>,
@@ -63,7 +63,7 @@ fn bill() -> Result<Bill> {
     Ok(Bill { packages, links })
 }
 
-/// Each crate that is not of this workspace has a text, and so has the standard library.
+/// Each crate from outside of this workspace has a licence text, and so has the standard library.
 fn has_texts(_: &Context) -> Result<()> {
     let texts = fs::read_to_string(target_folder().join(TEXTS))?;
     let heads = texts.lines().filter_map(|line| line.strip_prefix("Text ")?.split_once(", of "));
@@ -80,8 +80,8 @@ fn has_texts(_: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The compiler writes where each piece of code came from into what it makes: into debug information, and into the places
-/// that panics name.
+/// The compiler writes the source path of code into its output: into debug information, and into the locations that
+/// panics name.
 fn every_crate(_: &Context, name: &str, file: &str) -> Result<()> {
     const SOURCES: &[u8] = b"registry/src/";
     let bytes = fs::read(target_folder().join(file))?;
@@ -99,7 +99,7 @@ fn every_crate(_: &Context, name: &str, file: &str) -> Result<()> {
         bill.links.iter().filter(|(from, _)| *from == own).map(|(_, to)| to.clone()).collect();
     let missing: Vec<&String> = found.difference(&linked).collect();
     ensure!(missing.is_empty(), "linked into {name}, but not in the bill: {missing:?}");
-    // The library is stripped of debug information, and little in it can panic.
+    // The library has no debug information, and little of its code can panic.
     let expected = if name == "pagelift" { 20 } else { 1 };
     ensure!(linked.len() >= expected, "the bill has only {linked:?} for {name}");
     ensure!(name != "pagelift" || found.len() >= expected, "only {found:?} were found in {name}");

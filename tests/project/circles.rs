@@ -1,23 +1,23 @@
 //! Circles of modules, found in the text of a crate's sources.
 //!
-//! A module uses another one where a path of its code leads there: `crate::a::b`, `super::a`, a child's `a::b`. Names that a
-//! module gives on (`pub use a::Name`) are those of the module that defines them. A module and those inside of it may
-//! use each other, as they do in Rust's own library.
+//! A module uses another one if its code has a path to it: `crate::a::b`, `super::a`, a child's `a::b`. A re-exported
+//! name (`pub use a::Name`) belongs to the module that defines it. A module and its children may use each other, as in
+//! Rust's own library.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The names of a path: `["a", "b"]` for the module `a::b`, none for the crate's root.
 type Names = Vec<String>;
 
-/// Nobody gives a name on through more modules than these.
+/// Limit of modules through which a name is re-exported.
 const MOST_HOPS: usize = 8;
 
 /// The modules of a crate.
 #[derive(Default)]
 pub struct Crate {
-    /// The code of each, without comments and tests.
+    /// The code of each module, without comments and tests.
     modules: BTreeMap<Names, String>,
-    /// What each gives on from modules inside of it, by the names that it has there.
+    /// The re-exports of each module from its children, by their exported names.
     given_on: BTreeMap<Names, BTreeMap<String, Names>>,
 }
 
@@ -29,7 +29,7 @@ impl Crate {
         self.modules.insert(names, code);
     }
 
-    /// A line for each use between modules that are in one circle.
+    /// A line for each use between modules of one circle.
     pub fn circles(&mut self) -> Vec<String> {
         self.find_given_on();
         let uses: BTreeMap<&Names, BTreeSet<Names>> =
@@ -59,7 +59,7 @@ impl Crate {
         }
     }
 
-    /// Modules that a module uses, but for itself, those around it and those inside of it.
+    /// Modules that a module uses, without itself, its parents and its children.
     fn used_by(&self, module: &Names, code: &str) -> BTreeSet<Names> {
         let mut used = BTreeSet::new();
         for (at, _) in code.match_indices("::") {
@@ -83,7 +83,7 @@ impl Crate {
         used
     }
 
-    /// The module that defines what a path leads to from `base`.
+    /// The module that defines the item of a path from `base`.
     fn defined_in(&self, base: &[String], path: &[String], hops: usize) -> Names {
         let mut module = base.to_vec();
         for (index, name) in path.iter().enumerate() {
@@ -119,14 +119,14 @@ fn is_part_of_name(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The paths of the use tree, or of the expression, that `code` begins with: two for `a::{b, c::D}`.
+/// The paths of the use tree, or of the expression, at the start of `code`: two for `a::{b, c::D}`.
 fn paths_at(code: &str) -> Vec<Names> {
     let mut paths = Vec::new();
     read_tree(code, &[], &mut paths);
     paths
 }
 
-/// Returns what is behind the tree.
+/// Reads a tree. Returns the code after it.
 fn read_tree<'a>(code: &'a str, before: &[String], paths: &mut Vec<Names>) -> &'a str {
     if let Some(mut rest) = code.strip_prefix('{') {
         loop {

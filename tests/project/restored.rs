@@ -1,5 +1,5 @@
-//! What the tests change on the machine is put back: their pool when dropped, on panic, and after the test that held it was
-//! killed; and the kernel's settings.
+//! The tests restore the machine: their pool when dropped, on panic, and after the test that held it was killed; and
+//! the kernel's settings.
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
@@ -9,11 +9,11 @@ use test_support::{
     test_case,
 };
 
-/// With this argument the test program only reserves pages, says so, and waits to be killed.
+/// With this argument the test program only reserves pages, reports that, and waits to be killed.
 const HOLD: &str = "--hold-the-pool";
 /// With this argument it changes a setting instead.
 const CHANGE: &str = "--change-a-setting";
-/// How long khugepaged waits after it has found no huge page, in milliseconds: nobody notices another value for a moment.
+/// Time that khugepaged waits after it has found no huge page, in milliseconds: a short change does no harm.
 const HARMLESS: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/alloc_sleep_millisecs";
 const PAGES: u64 = 3;
 
@@ -54,7 +54,7 @@ fn hold<T>(take: impl FnOnce() -> Result<T>) -> Result<()> {
     Ok(())
 }
 
-/// The pool's size while nobody holds a reservation: seen from inside one, before it changes anything.
+/// The pool's size without reservations, read inside of an empty reservation.
 fn size_without_reservation() -> Result<u64> {
     let _turn = PoolReservation::of(default_huge_page()?, 0)?;
     let text = fs::read_to_string("/run/lock/pagelift-pool.before-tests")?;
@@ -93,7 +93,7 @@ fn kill_a_holder(t: &Context, of: &str) -> Result<()> {
     Ok(())
 }
 
-/// A killed test cannot give back; whoever comes next finds its record and does it.
+/// A killed test cannot restore the pool; the next one finds its record and does so.
 fn put_right_after_a_kill(t: &Context) -> Result<()> {
     let page = default_huge_page()?;
     let before = size_without_reservation()?;
@@ -129,7 +129,7 @@ fn settings_put_back(_: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Each test program begins by putting right what killed tests have left, and so does who changes the same setting again.
+/// Each test program first restores the changes of killed tests, and so does each later change of the same setting.
 fn settings_after_a_kill(t: &Context) -> Result<()> {
     let (before, other) = (value()?, other_value()?);
     kill_a_holder(t, CHANGE)?;
