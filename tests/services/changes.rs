@@ -1,4 +1,4 @@
-//! What changes after a service was enabled: its unit, its sandbox, the program that lifts it.
+//! Changes after a service was enabled: of its unit, its sandbox, the program that lifts it.
 
 use crate::container::Container;
 use crate::lasting_properties;
@@ -8,7 +8,8 @@ use test_support::poll_until;
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// A template whose instances name the program: enabled once more, that one is judged and not Pagelift, which comes first then.
+/// A template whose instances name the program. Once enabled, its command begins with Pagelift, but a second enable
+/// must still judge the program.
 pub fn named_by_instances(machine: &Container) -> Result<()> {
     let unit = "named@start-by-script.service";
     let before = lasting_properties(machine, unit)?;
@@ -32,7 +33,7 @@ pub fn named_by_instances(machine: &Container) -> Result<()> {
     Ok(())
 }
 
-/// A program beside the script that starts it, and not where systemd looks for programs: root makes its image before the start.
+/// A program beside the script that starts it, outside of systemd's search path: root makes its image before the start.
 pub fn beside_its_script(machine: &Container) -> Result<()> {
     let unit = "beside.service";
     let before = lasting_properties(machine, unit)?;
@@ -47,7 +48,7 @@ pub fn beside_its_script(machine: &Container) -> Result<()> {
     Ok(())
 }
 
-/// A shell whose words execute the program is not lifted, but the program: root makes its image before the start.
+/// The program that a shell's words execute is lifted, not the shell: root makes its image before the start.
 pub fn by_a_shell(machine: &Container) -> Result<()> {
     let unit = "shell.service";
     let before = lasting_properties(machine, unit)?;
@@ -88,14 +89,14 @@ fn is_listed(machine: &Container, unit: &str, state: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes settings of a unit as an editor does, of which systemd does not know yet.
+/// Writes settings of a unit like an editor, without systemd's knowledge.
 fn write(machine: &Container, unit: &str, text: &str) -> Result<()> {
     let folder = format!("/etc/systemd/system/{unit}.d");
     let script = format!("mkdir -p {folder} && printf '[Service]\\n{text}\\n' >{folder}/change.conf");
     machine.run(&["sh", "-c", &script]).map(drop)
 }
 
-/// What a later file says of settings that the file of Pagelift sets, too, counts once that one is made anew.
+/// A later file's settings that Pagelift's file overrides count once Pagelift's file is written again.
 pub fn of_what_it_hides(machine: &Container) -> Result<()> {
     let sandbox = "SystemCallFilter=@system-service\\nMemoryDenyWriteExecute=yes";
     for (way, settings, name, set, changed) in [
@@ -129,7 +130,7 @@ pub fn of_what_it_hides(machine: &Container) -> Result<()> {
     Ok(())
 }
 
-/// A sandbox that somebody has written and systemd has not read: it is in force once the service is enabled, and counts.
+/// A sandbox in a file that systemd has not read yet: it counts, because it is in force once the service is enabled.
 pub fn not_read(machine: &Container) -> Result<()> {
     let unit = "open.service";
     machine.run(&["systemctl", "start", unit])?;
@@ -147,7 +148,7 @@ pub fn not_read(machine: &Container) -> Result<()> {
     is_listed(machine, unit, "not known: its files have changed since systemd read them")?;
     machine.run(&["systemctl", "daemon-reload"])?;
     is_listed(machine, unit, "outdated: its sandbox")?;
-    // A file that is gone is no file to read.
+    // A removed file needs no reload.
     machine.run(&["rm", &format!("/etc/systemd/system/{unit}.d/change.conf")])?;
     let shown = machine.run(&["pagelift", "enable", unit])?;
     ensure!(shown.contains("way: run, by ptrace"), "{shown}");
@@ -156,7 +157,7 @@ pub fn not_read(machine: &Container) -> Result<()> {
     not_noticed(machine, unit)
 }
 
-/// systemd compares dates, and does not notice other contents with an old one.
+/// systemd compares dates, and misses changed contents with an old date.
 fn not_noticed(machine: &Container, unit: &str) -> Result<()> {
     write(machine, unit, "User=redis")?;
     machine.run(&["systemctl", "daemon-reload"])?;
@@ -177,7 +178,7 @@ fn not_noticed(machine: &Container, unit: &str) -> Result<()> {
     machine.run(&["systemctl", "daemon-reload"]).map(drop)
 }
 
-/// `enabled` says what would be written otherwise now.
+/// `enabled` reports what would be written differently now.
 pub fn noticed(machine: &Container) -> Result<()> {
     let (unit, folder) = ("redis-server.service", "/etc/systemd/system/redis-server.service.d");
     let is = |state: &str| is_listed(machine, unit, state);
@@ -201,7 +202,8 @@ pub fn noticed(machine: &Container) -> Result<()> {
     Ok(())
 }
 
-/// What another copy of Pagelift has enabled stays when this one goes, and is named once that one is gone.
+/// `disable --all --of-this-program` leaves the services of another copy of Pagelift; if that copy is removed,
+/// `enabled` reports it.
 pub fn of_another_installation(machine: &Container) -> Result<()> {
     let unit = "forks.service";
     machine.run(&["sh", "-c", "mkdir /opt/bin && cp /usr/bin/pagelift /opt/bin"])?;

@@ -1,4 +1,4 @@
-//! Services that a socket starts for each client, whose connection is their standard error, too.
+//! Services that a socket starts for each client; the connection is also their standard error.
 
 use crate::container::Container;
 use crate::lasting_properties;
@@ -8,10 +8,10 @@ use test_support::poll_until;
 
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 
-/// Says a line to the server, and prints all that comes back until it closes the connection.
+/// Sends a line to the server, and prints the answer until the connection is closed.
 const ASK: &str = "exec 3<>/dev/tcp/127.0.0.1/8043 && echo hello >&3 && cat <&3";
 
-/// A client gets back what it has sent, and nothing of Pagelift, unless the unit has its errors in the journal.
+/// A client receives its own bytes, and none from Pagelift, unless the unit's errors go to the journal.
 pub fn of_a_socket(machine: &Container) -> Result<()> {
     let (template, instance) = ("echo@.service", "echo@x.service");
     let answers = |why: &str| -> Result<()> {
@@ -48,7 +48,7 @@ pub fn of_a_socket(machine: &Container) -> Result<()> {
     machine.run(&["systemctl", "daemon-reload"]).map(drop)
 }
 
-/// An instance that has its connection as another descriptor than its input is not restarted either.
+/// An instance whose connection is not its input but another descriptor is not restarted either.
 fn keeps_a_connection(machine: &Container, template: &str, folder: &str) -> Result<()> {
     let settings = "[Service]\\nExecStart=\\nExecStart=/usr/bin/forks stay\\nStandardInput=null\\n";
     machine.run(&["sh", "-c", &format!("printf '{settings}' >{folder}/errors.conf && systemctl daemon-reload")])?;

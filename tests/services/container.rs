@@ -14,10 +14,10 @@ use test_support::{
 /// Generous: the machine may be busy.
 const BOOT: Duration = Duration::from_secs(120);
 
-/// Fields of smaps that count huge pages, those of the pool too: `auto` takes them where some are free.
+/// Fields of smaps that count huge pages, including those of the pool: `auto` uses pool pages if some are free.
 const HUGE: [&str; 5] = ["AnonHugePages:", "ShmemPmdMapped:", "FilePmdMapped:", "Private_Hugetlb:", "Shared_Hugetlb:"];
 
-/// The container; it is killed when this goes.
+/// The container; killed when dropped.
 pub struct Container {
     root: PathBuf,
     nspawn: Cell<Option<Child>>,
@@ -30,11 +30,11 @@ impl Container {
         let root = t.folder().join("root");
         unpack_debian(t, release, &root)?;
         install(t, &root)?;
-        // The name must be the container's own among other tests.
+        // The name must be unique among parallel tests.
         let name = format!("pagelift-{}-{}", std::process::id(), release.codename());
         let mut command = Command::new("systemd-nspawn");
         command.args(["--quiet", "--boot", "--register=no", "--keep-unit", "--private-network", "--console=pipe"]);
-        // Filters of nspawn itself would stand in for those of the units.
+        // Filters of nspawn itself would hide those of the units.
         command.args(["--capability=all", "--machine", &name, "-D"]).arg(&root).env("SYSTEMD_SECCOMP", "0");
         let log = fs::File::create(t.folder().join("console"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -42,7 +42,7 @@ impl Container {
         let child = command.spawn()?;
         let nspawn = i32::try_from(child.id())?;
         let mut machine = Self { root, nspawn: Cell::new(Some(child)), leader: 0 };
-        // nspawn's first child is another one, which starts the container's first process and ends.
+        // nspawn's first child is a helper, which starts the container's first process and ends.
         poll_until(BOOT, "systemd in the container", || {
             machine.leader = child_of(nspawn).unwrap_or_default();
             machine.leader > 0 && machine.has_booted()
@@ -63,7 +63,7 @@ impl Container {
         command
     }
 
-    /// Runs a command in the container; what it prints.
+    /// Runs a command in the container; returns its output.
     pub fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.command(words).output()?;
         let [out, error] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -71,7 +71,7 @@ impl Container {
         Ok(out)
     }
 
-    /// Runs a command that must fail; what it says.
+    /// Runs a command that must fail; returns its messages.
     pub fn fail(&self, words: &[&str]) -> Result<String> {
         let output = self.command(words).output()?;
         ensure!(!output.status.success(), "{words:?} has not failed");
@@ -94,7 +94,7 @@ impl Container {
         self.run(&["journalctl", "-o", "cat", "--no-pager", "-u", unit])
     }
 
-    /// Upgrades packages, each to a later version of what is installed in which this file differs.
+    /// Upgrades packages, each to a later version of the installed one in which this file differs.
     pub fn upgrade(&self, packages: &[(&str, Option<&str>)]) -> Result<()> {
         let repack = |(name, file): &(&str, Option<&str>)| {
             let words: Vec<&str> = ["repack", *name].into_iter().chain(*file).collect();
@@ -158,7 +158,7 @@ impl Container {
 
     /// Powers the container off.
     pub fn stop(&self) -> Result<()> {
-        // The connection is lost on the way.
+        // The connection is lost before the command ends.
         let _ = self.command(&["systemctl", "--no-block", "poweroff"]).output();
         let mut child = self.nspawn.take().context("it was stopped before")?;
         let mut ended = false;
@@ -173,7 +173,7 @@ impl Container {
 impl Drop for Container {
     fn drop(&mut self) {
         if let Some(mut child) = self.nspawn.take() {
-            // What the units wrote stays with the artefacts; with its first process the whole container ends.
+            // The units' journal is kept with the artefacts; with its first process the whole container ends.
             let journal = self.command(&["journalctl", "--no-pager", "-b"]).output();
             if let (Ok(journal), Some(folder)) = (journal, self.root.parent()) {
                 let _ = fs::write(folder.join("journal"), journal.stdout);
@@ -183,12 +183,12 @@ impl Drop for Container {
             }
             kill(&mut child);
         }
-        // A root of half a gigabyte is no artefact.
+        // A root of half a gigabyte is not kept as an artefact.
         let _ = fs::remove_dir_all(&self.root);
     }
 }
 
-/// nspawn ends by itself once the container has ended, and clears what it has mounted.
+/// nspawn ends by itself once the container has ended, and removes its mounts.
 fn kill(child: &mut Child) {
     let ended = poll_until(Duration::from_secs(30), "nspawn to end", || matches!(child.try_wait(), Ok(Some(_))));
     if ended.is_err() {
@@ -202,7 +202,7 @@ fn child_of(pid: i32) -> Option<i32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// Puts the tested program, the library and the small units into the root.
+/// Installs the tested program, the library and the small units in the root.
 fn install(t: &Context, root: &Path) -> Result<()> {
     let bin = root.join("usr/bin");
     fs::copy(pagelift_binary()?, bin.join("pagelift"))?;
@@ -222,7 +222,7 @@ fn install(t: &Context, root: &Path) -> Result<()> {
         build.args(["-O1", "-o"]).arg(bin.join(name)).arg(program_source(source)?);
         t.run(build)?.success()?;
     }
-    // Not where systemd looks for programs.
+    // Outside of systemd's search path.
     let beside = root.join("opt/server");
     fs::create_dir(&beside)?;
     fs::copy(bin.join("forks"), beside.join("server"))?;

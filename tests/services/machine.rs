@@ -15,22 +15,22 @@ use test_support::{
 /// Debian 12's own kernel.
 const KERNEL: &str = "linux-6.1-amd64";
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4"];
-/// Limit of each boot. It takes three quarters of a minute; others may be busy on the same CPUs.
+/// Limit of each boot. A boot takes 45 s; other processes may use the same CPUs.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Results of each boot, at the least.
+/// Minimum number of results of each boot.
 const BOOTS: [usize; 2] = [22, 61];
 const MEMORY: u32 = 1024;
-/// Words for the kernel: no huge pages but for those that are asked for, and nothing against attacks that nobody makes, which
-/// takes an emulated CPU time.
+/// Words for the kernel: huge pages only on request, and no mitigations, which take time on an emulated CPU.
 const BOOT: &str = "transparent_hugepage=madvise mitigations=off tsc=reliable";
 /// In MiB: the file system is sparse.
 const DISK: &str = "1600M";
-/// What has no use in the machine and takes time at its boots. Without udev the terminal's device never appears.
+/// Units without use in the machine that delay its boots. Without udev the terminal's device never appears.
 const UNUSED_UNITS: [&str; 3] = ["serial-getty@ttyS0.service", "e2scrub_reap.service", "systemd-logind.service"];
-/// The unit of the container that is a server.
+/// The unit of the container with a server.
 const UNIT: &str = "answers.service";
 
-/// Loads the disk's modules, and gives the machine to the Debian on it, which need not wait for the disk: nobody keeps it.
+/// Loads the disk's modules, and starts the Debian on the disk. No write waits for the disk, because the disk is not
+/// kept.
 const INIT: &str = "#!/bin/sh
 export PATH=/bin
 mount -t proc none /proc
@@ -57,7 +57,7 @@ fn modules() -> PathBuf {
     kernel().with_file_name(format!("{KERNEL}.modules"))
 }
 
-/// Boots twice; what is done each time, and found, says `machine/boots.sh`.
+/// Boots twice; `machine/boots.sh` describes the steps and checks of each boot.
 pub fn reboots(t: &Context) -> Result<()> {
     let (disk, initramfs) = (disk(t)?, t.folder().join("initramfs"));
     fs::write(&initramfs, first_file_system()?)?;
@@ -77,7 +77,7 @@ pub fn reboots(t: &Context) -> Result<()> {
         t.note(format!("boot {boot}: {checks} checks in {:?}\n{console}", output.took));
         Ok(())
     });
-    // A disk of half a gigabyte is no artefact.
+    // A disk of half a gigabyte is not kept as an artefact.
     fs::remove_file(disk)?;
     result
 }

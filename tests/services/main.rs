@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// One container for everything: it takes longest to start.
+/// One container for all checks, because its start takes longest.
 fn services(t: &Context) -> Result<()> {
     let machine = Container::start(t, DebianRelease::BOOKWORM)?;
     machine.run(&["pagelift", "image", "setup", "--size", "256M"])?;
@@ -52,7 +52,7 @@ fn services(t: &Context) -> Result<()> {
     machine.stop()
 }
 
-/// What depends on systemd itself, with that of Debian 13.
+/// The checks that depend on systemd itself, with the systemd of Debian 13.
 fn services_of_the_next_release(t: &Context) -> Result<()> {
     let machine = Container::start(t, DebianRelease::TRIXIE)?;
     let version = machine.run(&["systemctl", "--version"])?;
@@ -72,7 +72,7 @@ fn services_of_the_next_release(t: &Context) -> Result<()> {
     machine.stop()
 }
 
-/// Starts of lines of `systemctl show` that are of a run of a unit.
+/// Line starts in `systemctl show` of properties of a single run.
 const OF_A_RUN: [&str; 34] = [
     "ExecMain",
     "MainPID=",
@@ -112,10 +112,10 @@ const OF_A_RUN: [&str; 34] = [
 /// Parts of such lines.
 const PARTS_OF_A_RUN: [&str; 2] = ["Timestamp", "Result="];
 
-/// Start of a line that has root make an image before a start.
+/// Start of a line by which root makes an image before a start.
 const IMAGE: &str = "ExecStartPre=-+/usr/bin/pagelift image add --quiet -- ";
 
-/// All properties of a unit but for those of a run of it.
+/// All properties of a unit except those of a single run.
 fn lasting_properties(machine: &Container, unit: &str) -> Result<Vec<String>> {
     let text = machine.run(&["systemctl", "show", unit])?;
     let of_a_run = |line: &str| {
@@ -177,7 +177,7 @@ fn with_a_database(t: &Context, machine: &Container) -> Result<()> {
     poll_until(RESTART_LIMIT, "the restart after a crash", restarted)?;
     let second = lifted("a crash")?;
 
-    // An upgrade of the package replaces the file: what runs keeps the old one, what starts has the new one's code.
+    // An upgrade of the package replaces the file: running processes keep the old code, new ones have the new code.
     machine.upgrade(&[("mariadb-server-core", Some("usr/sbin/mariadbd"))])?;
     answers()?;
     ensure!(machine.main_pid(unit)? == second, "the upgrade has restarted it");
@@ -198,12 +198,12 @@ fn with_a_database(t: &Context, machine: &Container) -> Result<()> {
     answers()
 }
 
-/// Checks the whole of what `enable` has written for MariaDB, whose unit executes the server or, since 10.11.19, a shell that
-/// becomes the server.
+/// Checks all lines that `enable` has written for MariaDB, whose unit executes the server or, since 10.11.19, a shell
+/// that becomes the server.
 fn is_written_for_the_database(machine: &Container, unit: &str, shown: &str) -> Result<()> {
     let path = machine.run(&["systemctl", "show", unit, "-p", "FragmentPath", "--value"])?;
     let own = machine.run(&["cat", path.trim()])?;
-    // A line goes on behind a backslash.
+    // A backslash continues a line.
     let own = own.split("\\\n").map(str::trim_start).collect::<Vec<_>>().join(" ");
     let command = own.lines().find_map(|line| line.strip_prefix("ExecStart=")).context("no ExecStart=")?;
     let is_by_shell = command.starts_with("/bin/sh -c ");
@@ -218,7 +218,7 @@ fn is_written_for_the_database(machine: &Container, unit: &str, shown: &str) -> 
          [Service]\n{name}{IMAGE}/usr/sbin/mariadbd\nExecStart=\nExecStart=/usr/bin/pagelift run{only} -- {command}\n"
     );
     let written = machine.run(&["cat", "/etc/systemd/system/mariadb.service.d/zz-pagelift.conf"])?;
-    // Which of its libraries are large differs between releases.
+    // The set of its large libraries differs between releases.
     let is_of_library = |line: &&str| line.strip_prefix(IMAGE).is_some_and(|file| file.contains(".so"));
     let lines = written.lines().filter(|line| !is_of_library(line));
     let written: String = lines.map(|line| format!("{line}\n")).collect();
@@ -226,7 +226,7 @@ fn is_written_for_the_database(machine: &Container, unit: &str, shown: &str) -> 
     Ok(())
 }
 
-/// No ptrace, no copied code, nothing executable but itself: it is lifted from outside.
+/// No ptrace, no copied code, nothing executable but the program itself: it is lifted from outside.
 fn with_full_privileges_refused(machine: &Container) -> Result<()> {
     let unit = "hardened@a\\x20b.service";
     let before = lasting_properties(machine, unit)?;
@@ -259,7 +259,7 @@ fn with_full_privileges_refused(machine: &Container) -> Result<()> {
     Ok(())
 }
 
-/// redis is killed for each call that its filter does not list: it lifts itself, or is lifted from outside, and lives.
+/// The filter of redis kills it for each unlisted call: it lifts itself, or is lifted from outside, and survives.
 fn with_a_filter_that_kills(machine: &Container) -> Result<()> {
     let unit = "redis-server.service";
     let answers = || -> Result<()> {
@@ -272,7 +272,7 @@ fn with_a_filter_that_kills(machine: &Container) -> Result<()> {
     answers().with_context(|| machine.journal(unit).unwrap_or_default())?;
     let journal = machine.journal(unit)?;
     let pid = machine.main_pid(unit)?;
-    // Its own code fills no huge page, and what of its libraries does differs between releases: what counts is that it was tried.
+    // Its own code fills no huge page, and its libraries differ between releases: the attempt is checked.
     ensure!(journal.contains(&format!("[{pid}]: ")), "nothing is said of it: {journal}");
     ensure!(shown.contains("itself fills a huge page; its libraries, data and heap alone can gain"), "{shown}");
     // The package's own scripts restart it.
@@ -287,7 +287,7 @@ fn with_a_filter_that_kills(machine: &Container) -> Result<()> {
     answers()
 }
 
-/// Quotes, escapes, variables, specifiers and prefixes: the program gets the words that systemd gives it without us.
+/// Quotes, escapes, variables, specifiers and prefixes: the program gets the same words as without Pagelift.
 fn words_of_every_kind(machine: &Container) -> Result<()> {
     const COMMANDS: usize = 7;
     let unit = "odd@prints-words.service";
@@ -298,7 +298,7 @@ fn words_of_every_kind(machine: &Container) -> Result<()> {
     };
     let printed = |count: usize| -> Result<Vec<String>> {
         machine.run(&["systemctl", "start", unit])?;
-        // The journal reads what the unit has printed after its end.
+        // The journal may read the unit's output after the unit has ended.
         poll_until(RESTART_LIMIT, "the journal", || lines().is_ok_and(|lines| lines.len() >= count))?;
         lines()
     };

@@ -1,5 +1,5 @@
-//! Servers of other kinds: started by a script that leaves them behind (`Type=forking`, a template), behind every setting of a
-//! sandbox that a JIT compiler can live with, and on the bus (`Type=dbus`).
+//! Servers of other kinds: started by a script that leaves them behind (`Type=forking`, a template), behind every
+//! setting of a sandbox that a JIT compiler tolerates, and on the bus (`Type=dbus`).
 
 use crate::container::Container;
 use crate::lasting_properties;
@@ -46,7 +46,7 @@ pub fn with_postgresql(t: &Context, machine: &Container) -> Result<()> {
     ensure!(shown.contains(&format!("restarted lifted: {unit}")), "{shown}");
     is_lifted(t, machine, unit, "postgres")?;
     answers().context("after a restart")?;
-    // The server's standard error is a log file of its own.
+    // The server's standard error is a separate log file.
     let (pid, journal) = (machine.main_pid(unit)?, machine.journal(unit)?);
     ensure!(journal.contains(&format!("pagelift: postgres[{pid}]: ")), "the journal has no line of ours: {journal}");
     machine.run(&["systemctl", "reload", unit])?;
@@ -57,7 +57,7 @@ pub fn with_postgresql(t: &Context, machine: &Container) -> Result<()> {
     answers()
 }
 
-/// The server runs on, with its properties. The unit that lifts its buffers starts and ends with it.
+/// The server runs on, with its properties. The unit that lifts its buffers starts and ends with the server.
 fn with_its_buffers(machine: &Container, unit: &str, before: &[String]) -> Result<()> {
     let (lifting, first) = (format!("pagelift-memory-{unit}"), machine.main_pid(unit)?);
     let has_looked = || machine.journal(&lifting).is_ok_and(|journal| journal.contains(" others: shared memory: "));
@@ -89,7 +89,7 @@ fn with_its_buffers(machine: &Container, unit: &str, before: &[String]) -> Resul
     machine.fail(&["systemctl", "cat", &lifting]).map(drop)
 }
 
-/// No ptrace, nothing to write, a user of its own; its code is in a library.
+/// No ptrace, no writable file, a dynamic user; its code is in a library.
 pub fn with_node(t: &Context, machine: &Container) -> Result<()> {
     let unit = "answers.service";
     let before = lasting_properties(machine, unit)?;
@@ -120,7 +120,7 @@ pub fn with_node(t: &Context, machine: &Container) -> Result<()> {
     Ok(())
 }
 
-/// It is started by a message to its name, and has started once it owns the name.
+/// A message to its name starts it, and it has started once it owns the name.
 pub fn on_the_bus(machine: &Container) -> Result<()> {
     let unit = "systemd-hostnamed.service";
     let before = lasting_properties(machine, unit)?;
@@ -132,7 +132,7 @@ pub fn on_the_bus(machine: &Container) -> Result<()> {
     ensure!(name == plain, "it answers {name} instead of {plain}: {}", machine.journal(unit)?);
     poll_until(ANSWER_LIMIT, "the start to end", || machine.is_active(unit))?;
     let (pid, journal) = (machine.main_pid(unit)?, machine.journal(unit)?);
-    // It is too small: what counts is that it was tried on the process that owns the name, and harmed nothing.
+    // It is too small: the test checks that a lift of the process that owns the name was tried, and harmed nothing.
     ensure!(journal.contains(&format!("[{pid}]: nothing lifted")), "nothing is said of it: {journal}");
     machine.run(&["systemctl", "stop", unit])?;
     machine.run(&["pagelift", "disable", unit])?;
@@ -142,7 +142,7 @@ pub fn on_the_bus(machine: &Container) -> Result<()> {
     Ok(())
 }
 
-/// Without its filter it is lifted by `run`, which the process that owns the name has begun as.
+/// Without its filter it is lifted by `run`, as which the process that owns the name has begun.
 fn run_on_the_bus(machine: &Container, unit: &str, plain: &str) -> Result<()> {
     let folder = format!("/etc/systemd/system/{unit}.d");
     let open = format!(
@@ -165,10 +165,10 @@ fn run_on_the_bus(machine: &Container, unit: &str, plain: &str) -> Result<()> {
     machine.run(&["systemctl", "daemon-reload"]).map(drop)
 }
 
-/// In a file system of its own, in which pagelift is not: `ExecStartPost=+` sees it only with `RootDirectoryStartOnly=`.
+/// In a root without pagelift: `ExecStartPost=+` sees pagelift only with `RootDirectoryStartOnly=`.
 pub fn in_another_root(machine: &Container) -> Result<()> {
     let unit = "rooted.service";
-    // Pagelift lies elsewhere than the programs that the unit shares with the system.
+    // Pagelift is outside of the folders that the unit shares with the system.
     machine.run(&["sh", "-c", "mkdir /srv/bound /opt/rooted && cp /usr/bin/pagelift /opt/rooted"])?;
     machine.run(&["systemctl", "start", unit])?;
     let before = lasting_properties(machine, unit)?;
@@ -188,7 +188,7 @@ pub fn in_another_root(machine: &Container) -> Result<()> {
     machine.run(&["systemctl", "daemon-reload"]).map(drop)
 }
 
-/// `Type=forking` without `PIDFile=`: systemd guesses the main process, and must not take one of ours for it.
+/// `Type=forking` without `PIDFile=`: systemd guesses the main process, and must not choose a process of Pagelift.
 pub fn that_leaves_its_starter(machine: &Container) -> Result<()> {
     let unit = "forks.service";
     let before = lasting_properties(machine, unit)?;
@@ -215,7 +215,7 @@ pub fn that_leaves_its_starter(machine: &Container) -> Result<()> {
     is_main("after a crash")?;
     ensure!(lifted(), "after a crash no code is on huge pages: {}", machine.journal(unit)?);
     machine.run(&["pagelift", "disable", unit])?;
-    // Without options the helper has gone before the program can leave its starter.
+    // Without options the helper has ended before the program can leave its starter.
     let shown = machine.run(&["pagelift", "enable", "--now", unit])?;
     ensure!(shown.contains("way: run, by ptrace"), "{shown}");
     is_main("run by ptrace")?;

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs in both boots of a virtual machine; checks.service starts it. Somebody who never reserved a huge page follows what
-# `pagelift pool plan` prints (first boot), finds the pages and the servers lifted (second), sees them reload, crash, and be
-# upgraded, and gives everything back.
+# Runs in both boots of a virtual machine; checks.service starts it. An administrator without reserved huge pages
+# follows the output of `pagelift pool plan` (first boot), finds the pages and the servers lifted (second), sees them
+# reload, crash, and be upgraded, and removes everything.
 exec </dev/null >/dev/ttyS0 2>&1
 cd /checks || exit
 export HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
@@ -18,7 +18,7 @@ check() {
     shift
     if "$@" >said 2>&1; then ok "$what"; else failed "$what: $(tail -n 20 said | tr '\n\r' '| ')"; fi
 }
-# has WHAT NEEDLE: what the last command said.
+# has WHAT NEEDLE: the last command printed it.
 has() { if grep -qF -- "$2" said; then ok "$1"; else failed "$1: $(tr '\n\r' '| ' <said)"; fi; }
 # equal WHAT WANTED FOUND
 equal() { if [ "$2" = "$3" ]; then ok "$1"; else failed "$1: found $3, needed $2"; fi; }
@@ -34,15 +34,15 @@ answers() {
 }
 pool() { cat /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages; }
 property() { systemctl show "$1" -p "$2" --value; }
-# KiB of code of a unit's main process that lies on huge pages.
+# KiB of a unit's main process's code on huge pages.
 huge_code() {
     awk '$1 ~ /-/ { code = $2 ~ /x/ }
         code && /^(AnonHugePages|ShmemPmdMapped|FilePmdMapped|Private_Hugetlb|Shared_Hugetlb):/ { sum += $2 }
         END { print sum + 0 }' "/proc/$(property "$1" MainPID)/smaps"
 }
 has_huge_code() { [ "$(huge_code "$1")" -gt 0 ]; }
-# lifted UNIT LINES WORDS: `pagelift status` has a line with these words of its main process, and its journal has so many
-# lines of ours in this boot.
+# lifted UNIT LINES WORDS: `pagelift status` has a line with these words about its main process, and its journal has
+# LINES lines of Pagelift in this boot.
 lifted() {
     journal=$(journalctl -b -o cat --no-pager -u "$1")
     check "status shows $1" pagelift status "$(property "$1" MainPID)"
@@ -63,7 +63,7 @@ all_lifted() {
 # The main processes of all services.
 # shellcheck disable=SC2086 # several words
 main_processes() { systemctl show $SERVICES -p MainPID --value | xargs; }
-# What an upgrade of their packages does to the files.
+# Changes the files like an upgrade of their packages.
 replace_programs() {
     for program in mariadbd redis-server postgresql/15/bin/postgres node; do
         file=$(readlink -f "$(ls -d /usr/sbin/$program /usr/bin/$program /usr/lib/$program 2>/dev/null | head -n 1)")
@@ -80,9 +80,9 @@ soon() {
 }
 # crashed UNIT PROCESS: the unit runs again, with another main process.
 crashed() { [ "$(property "$1" ActiveState)" = active ] && [ "$(property "$1" MainPID)" -gt 0 ] && [ "$(property "$1" MainPID)" != "$2" ]; }
-# said_by UNIT WORDS: they are in its journal.
+# said_by UNIT WORDS: its journal contains them.
 said_by() { journalctl -b -o cat --no-pager -u "$1" | grep -qF -- "$2"; }
-# All servers crash at once, and are started again by systemd.
+# All servers crash at once, and systemd starts them again.
 crash() {
     for unit in $SERVICES; do
         mkdir -p "/run/systemd/system/$unit.service.d"
@@ -99,9 +99,10 @@ crash() {
     rm -r /run/systemd/system/*.service.d/crash.conf
     systemctl daemon-reload
 }
-# What `systemctl show` says of units, but for what is of a run only; one word of a list each line, as lists have no order.
+# Output of `systemctl show` without properties of a single run; one word of a list per line, because lists are
+# unordered.
 properties() {
-    # An empty line stands between two units.
+    # An empty line separates two units.
     systemctl show "$@" | sed 's/ ; start_time=.*//' | grep -vEf of-a-run | awk -v names="$*" '
         BEGIN { split(names, units, " "); unit = 1 }
         $0 == "" { unit++; next }
@@ -115,12 +116,13 @@ properties() {
 before() {
     ready=$(property "$1" ActiveEnterTimestampMonotonic)
     executed=$(property "$2" ExecMainStartTimestampMonotonic)
-    echo "$1 at $ready, $2 at $executed" # of one that has not started it is 0
+    echo "$1 at $ready, $2 at $executed" # 0 if not started
     [ "$ready" -gt 0 ] && [ "$ready" -le "$executed" ]
 }
-# All that the administrator and packages have made, links that enable units too, the servers' units, pools and mounts.
+# All files that the administrator and packages have made, links that enable units, the servers' units, pools and
+# mounts.
 state() {
-    # What servers and the system write by themselves is of no package.
+    # Files that servers and the system write by themselves belong to no package.
     written='/checks /tmp /var/tmp /var/log /var/backups /var/cache/ldconfig /var/lib/mysql /var/lib/redis /var/lib/postgresql
         /var/lib/private /var/lib/logrotate /var/lib/systemd/timers /var/lib/systemd/random-seed /var/lib/dpkg/triggers
         /var/lib/dpkg/lock* /var/lib/dpkg/*-old'
@@ -150,13 +152,13 @@ case $boot in
 1)
     equal 'nobody has reserved a page' 0 "$(pool)"
     for unit in $SERVICES; do equal "the code of $unit is on ordinary pages" 0 "$(huge_code "$unit")"; done
-    # A heap of one huge page and more, which it reads again at each start.
+    # A heap of more than one huge page, which it reads again at each start.
     check 'redis-server has data' redis-cli setrange data 16777216 x
     state >before
     equal 'properties are among what is compared' 1 "$(grep -cx 'redis-server MemoryDenyWriteExecute yes' before)"
     check 'the packages are installed' dpkg --force-unsafe-io -i packages/pagelift_*.deb packages/libpagelift0_*.deb
 
-    # 64 pages: those of the program's code and data, and the rest for what it asks for by itself (large-pages).
+    # 64 pages: for the program's code and data, and the rest for its own requests (large-pages).
     check 'a plan is made' pagelift pool plan -- mariadbd
     needed=$(sed -n 's/^  pagelift pool reserve 2M:\([0-9]*\)$/\1/p' said)
     check 'pages are added to the plan' pagelift pool plan "2M:$((64 - needed))" -- mariadbd
@@ -185,7 +187,7 @@ case $boot in
         failed "only $(huge_code mariadb) KiB of code are on huge pages: $(journalctl -b -o cat -u mariadb | tr '\n' '|')"
     all_lifted 1
     left=$(awk '$1 == "HugePages_Free:" { left += $2 } $1 == "HugePages_Rsvd:" { left -= $2 } END { print left }' /proc/meminfo)
-    # innodb-buffer-pool-size alone is 32 of them.
+    # innodb-buffer-pool-size alone takes 32 pages.
     [ "$left" -le 22 ] && ok "large-pages has its pages, $left are left" || failed "$left pages are left: large-pages took none"
     check 'enabled lists them' pagelift enabled
     equal 'all are current' 4 "$(grep -c ' current$' said)"

@@ -1,5 +1,5 @@
 // A daemon with megabytes of code that leaves its starter once it is ready, and writes no file with its number; with an
-// argument it stays.
+// argument it does not fork.
 // expect: exit 0; the child runs until it is ended
 #include <stdlib.h>
 #include <unistd.h>
@@ -24,9 +24,9 @@ int main(int count, char **words) {
         return read(ready[0], &sign, 1) == 1 ? 0 : 4;
     }
     setsid();
-    // A child has no page tables of files until it runs what they map.
+    // A child has no page tables for files until it accesses their mappings.
     if (much_code(count) != count) return 6;
-    // Memory of its own for a heap on huge pages.
+    // Private memory for a heap on huge pages.
     char *volatile memory = malloc(8 << 20);
     for (int at = 0; at < 8 << 20; at += 4096) memory[at] = 1;
     if (write(ready[1], &sign, 1) != 1) return 5;

@@ -1,4 +1,5 @@
-// A service with megabytes of code that tells systemd by sd_notify(3) that it is ready, with its argument as its status.
+// A service with megabytes of code that notifies systemd by sd_notify(3) when it is ready, with its argument as its
+// status.
 // expect: it runs until it is ended; SIGHUP changes nothing
 #include <signal.h>
 #include <stddef.h>
