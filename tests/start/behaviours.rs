@@ -1,5 +1,5 @@
-//! Every program in `tests/start/programs` that says what it expects, plain and lifted in each of its ways: same output, same
-//! ending, same protections, same read-only bytes, and on huge pages what is due.
+//! Every program in `tests/start/programs` with expectations, plain and lifted in each of its ways: same output, same
+//! ending, same protections, same read-only bytes, and the due memory on huge pages.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use std::process::{Command, ExitCode};
@@ -75,7 +75,7 @@ fn options_of(program: &Program, pages: &str) -> Vec<String> {
     options
 }
 
-/// The command behind the program's `launch:` words.
+/// The command with the program's `launch:` words before it.
 fn launched(program: &Program, command: &Command) -> Result<Command> {
     let Some(words) = program.directive("launch") else { return copy(command) };
     let mut words = words.split_whitespace();
@@ -90,7 +90,7 @@ fn copy(command: &Command) -> Result<Command> {
     Ok(copy)
 }
 
-/// Runs it to the end, with a look at it while it waits after `ready`.
+/// Runs it to the end, and inspects it while it waits after `ready`.
 fn watch(t: &Context, program: &Program, command: Command, look: impl FnOnce(View) -> Result<()>) -> Result<Output> {
     let looked_at =
         ["lifted", "lifted-object", "unlifted", "unlifted-object"].iter().any(|w| !program.expectations(w).is_empty());
@@ -115,7 +115,7 @@ fn check_ending(program: &Program, plain: &Output) -> Result<()> {
     Ok(())
 }
 
-/// Every object of the plain process must have, page by page, the protections in the lifted one.
+/// Each object of the plain process must have the same protections, page by page, in the lifted process.
 fn compare_protections(plain: &View, lifted: &View) -> Result<()> {
     for object in &plain.objects {
         let other = lifted.object(&object.path)?;

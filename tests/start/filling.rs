@@ -54,7 +54,7 @@ fn huge_bytes(pid: u32) -> Result<u64> {
     Ok(usages.iter().map(|usage| usage.shmem_huge + usage.anonymous_huge).sum())
 }
 
-/// Waits until so many bytes are huge. Where no memory is free in pieces of a huge page, it is made.
+/// Waits until this number of bytes is huge. If memory is fragmented, compacts it.
 fn await_huge(pid: u32, bytes: u64) -> Result<()> {
     poll_until(BOUND, &format!("{bytes} bytes to be huge"), || {
         let is_lifted = huge_bytes(pid).is_ok_and(|huge| huge >= bytes);
@@ -62,7 +62,7 @@ fn await_huge(pid: u32, bytes: u64) -> Result<()> {
     })
 }
 
-/// The last document of a report, as it is now.
+/// The current last document of a report.
 fn report(path: &Path) -> Value {
     let text = fs::read_to_string(path).unwrap_or_default();
     serde_json::Deserializer::from_str(&text).into_iter().filter_map(Result::ok).last().unwrap_or_default()
@@ -117,7 +117,7 @@ fn filled_later(t: &Context, lift: &str, kind: &str, options: &[&str]) -> Result
     Ok(())
 }
 
-/// The child of a shell that is followed.
+/// The child of a shell is lifted if the shell is followed.
 fn named_descendants(t: &Context) -> Result<()> {
     let (all, path) = (BLOCKS * huge()?, t.folder().join("report.json"));
     let file = path.display().to_string();
@@ -139,7 +139,7 @@ fn named_descendants(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Programs that have ended hold no descriptor of the helper.
+/// The helper holds no descriptor of programs that have ended.
 fn more_programs_than_descriptors(t: &Context) -> Result<()> {
     let limited = "ulimit -n 40; exec \"$0\" \"$@\"";
     let programs = "for n in 0 1 2 3 4; do for m in 0 1 2 3 4 5 6 7; do /bin/true; done; done";
@@ -162,7 +162,7 @@ fn first_number(session: &Session) -> Result<u32> {
     number.context("no number")
 }
 
-/// A launcher ends, and what it has started fills on.
+/// A launcher ends, and the program that it has started continues to fill memory.
 fn outlives(t: &Context) -> Result<()> {
     let (all, path) = (BLOCKS * huge()?, t.folder().join("report.json"));
     let file = path.display().to_string();
@@ -175,7 +175,7 @@ fn outlives(t: &Context) -> Result<()> {
     let mut session = t.session_within(t.lifted(&["--lift", "shared", "--report", &file], &shell)?, BOUND)?;
     session.wait_for_line("ready")?;
     let pid = first_number(&session)?;
-    // Lifted: the helper has found it.
+    // Lifted, so the helper has found it.
     await_huge(pid, all / 2)?;
     fs::write(&fifo, "go\n")?;
     poll_until(BOUND, "the shell to end", || session.has_ended().unwrap_or(false))?;

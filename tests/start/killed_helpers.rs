@@ -1,6 +1,7 @@
-//! Whoever lifts a start may be killed at any moment of it: the program starts as if nobody had been there.
+//! The lifter of a start may be killed at any moment: the program starts unharmed.
 //!
-//! `PAGELIFT_ROUNDS=1000 cargo test -p pagelift-tests --test killed_helpers` tries so many moments of each kind of start.
+//! `PAGELIFT_ROUNDS=1000 cargo test -p pagelift-tests --test killed_helpers` tries this number of moments of each kind
+//! of start.
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -9,11 +10,11 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use test_support::{Context, Need, Output, Program, Session, Test, copy_program, main_of, process_field, test_case};
 
-/// Moments that are tried of each kind of start, unless `PAGELIFT_ROUNDS` says otherwise.
+/// Number of moments of each kind of start; `PAGELIFT_ROUNDS` replaces it.
 const ROUNDS: u64 = 30;
-/// A start may be over before its moment has come: so many times as many starts are tried at the most.
+/// Maximum number of starts for each moment: a start may be over before its moment.
 const MOST_TRIES: u64 = 2;
-/// For what does not end.
+/// Limit for a program that hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
 
@@ -57,27 +58,28 @@ fn rounds() -> u64 {
     std::env::var("PAGELIFT_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS)
 }
 
-/// What a program does, in whatever order several of them do it.
+/// The output and the ending of a program; the lines are sorted, because several processes may write in any order.
 fn behaviour(output: &Output) -> (String, Vec<String>) {
     let mut lines: Vec<String> = output.stdout.lines().map(str::to_owned).collect();
     lines.sort();
     (format!("{:?} {}", output.ending, output.foreign_stderr()), lines)
 }
 
-/// Programs wait for a line when they are ready, or in a shell's background for nothing.
+/// Starts a program and sends it a line: programs wait for one when they are ready, or not at all in a shell's
+/// background.
 fn started(t: &Context, command: Command) -> Result<Session> {
     let mut session = t.session(command)?;
-    // One that has ended already reads nothing.
+    // A program that has ended reads nothing.
     let _ = session.send("go on\n");
     Ok(session)
 }
 
-/// Who traces the process now; 0: nobody.
+/// The tracer of the process; 0 if there is none.
 fn tracer_of(session: &Session) -> i32 {
     process_field(session.pid(), "TracerPid").and_then(|tracer| tracer.parse().ok()).unwrap_or(0)
 }
 
-/// The helper, as soon as it traces the process; `None` where that has ended before.
+/// The helper, as soon as it traces the process; `None` if the process ends before.
 fn helper_of(session: &mut Session) -> Result<Option<Pid>> {
     let started = Instant::now();
     while !session.has_ended()? {
@@ -95,7 +97,7 @@ fn killed(t: &Context, options: &[&str], program: impl Fn() -> Result<Command>) 
     let lifted = || t.lifted(&[&["--pages", "thp"], options].concat(), &program()?);
     let lasts = how_long_it_is_traced(t, &lifted)?;
     let (rounds, mut kills) = (rounds(), 0);
-    // Some have done their work before the moment has come, all the more so where others take the CPUs.
+    // Some helpers finish before their moment, especially if other processes take the CPUs.
     for round in 0..rounds * MOST_TRIES {
         let mut session = started(t, lifted()?)?;
         let since = Instant::now();
@@ -105,7 +107,7 @@ fn killed(t: &Context, options: &[&str], program: impl Fn() -> Result<Command>) 
                 std::hint::spin_loop();
             }
             kills += u64::from(tracer_of(&session) != 0);
-            // One that has just ended is nobody's any more.
+            // A helper that has just ended traces nobody.
             let _ = kill(helper, Signal::SIGKILL);
         }
         let output = session.finish()?;
@@ -119,7 +121,7 @@ fn killed(t: &Context, options: &[&str], program: impl Fn() -> Result<Command>) 
     Ok(())
 }
 
-/// For how long a process is traced from its start on, at the longest of a few.
+/// The longest duration of a few starts from the start of a process to the end of its tracing.
 fn how_long_it_is_traced(t: &Context, lifted: &impl Fn() -> Result<Command>) -> Result<Duration> {
     let mut longest = Duration::ZERO;
     for _ in 0..5 {

@@ -1,5 +1,5 @@
-//! Everything that can run short or be refused: the pool, cgroups, mappings, address space, system calls. The affected
-//! range stays as it was, the rest is lifted, a reason is given, and the program does what it always does.
+//! Resources that can run short or be refused: the pool, cgroups, mappings, address space, system calls. The affected
+//! range stays unchanged, the rest is lifted, a reason is given, and the program behaves as usual.
 
 use address_space::PageSize;
 use anyhow::{Context as _, Result, ensure};
@@ -27,8 +27,8 @@ fn pool_of(bytes: u64) -> Vec<Need> {
     [gcc(), vec![Need::Pool(bytes)]].concat()
 }
 
-/// Runs `every_range` plain and behind these words; outputs and protections must be equal. Pagelift's lines, and the bytes
-/// on huge pages from the pool and by transparent ones.
+/// Runs `every_range` plain and with these words; outputs and protections must be equal. Returns Pagelift's lines, and
+/// the bytes on huge pages from the pool and by transparent ones.
 fn survives(t: &Context, program: &str, words: &[String], options: &[&str]) -> Result<(Output, u64, u64)> {
     survives_as(t, &Program::named(program)?.command()?, words, options)
 }
@@ -108,7 +108,7 @@ fn pool() -> Vec<Test> {
             Ok(())
         }),
         test_case("pool/too_small_and_auto_fills_up_with_thp", pool_of(6 << 20), |t| {
-            // A file of tmpfs does not lie in huge folios, unless it is collapsed.
+            // A file on tmpfs is not in huge folios unless it is collapsed.
             let program = PathBuf::from(format!("/dev/shm/pagelift-limits-{}", std::process::id()));
             copy_program(t, &Program::named("start/pie_by_default.c")?.build()?, &program)?;
             let survived = survives_as(t, &Command::new(&program), &[], &["--prepare", "never"]);
@@ -142,7 +142,7 @@ fn pool() -> Vec<Test> {
     ]
 }
 
-/// Free pages that a mapping of somebody else has been promised are not ours to take.
+/// A lift must not take free pages that are reserved for another process's mapping.
 fn promised_pages(t: &Context) -> Result<()> {
     let holder = Program::named("start/reserves_huge_pages.c")?.build()?;
     let mut holding = Command::new(holder);
@@ -167,7 +167,7 @@ fn overcommit(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Wherever the base falls, the bss holds one whole page of this size or two.
+/// At any base, the bss holds one or two whole pages of this size.
 const GIGANTIC_PAGES: u64 = 2;
 
 fn gigantic_needs() -> Vec<Need> {
@@ -185,7 +185,7 @@ fn gigantic_pages(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The pool has enough, the cgroup does not: with the plain limit, a fault beyond it would be SIGBUS.
+/// The pool has enough pages, the cgroup does not: with the plain limit, a fault beyond it would be SIGBUS.
 fn hugetlb_cgroup(t: &Context, limit: fn(PageSize) -> Limit) -> Result<()> {
     let huge = default_huge_page()?;
     let group = ControlGroup::with(t, limit(huge), 3 * huge.bytes())?;
@@ -198,7 +198,7 @@ fn hugetlb_cgroup(t: &Context, limit: fn(PageSize) -> Limit) -> Result<()> {
     Ok(())
 }
 
-/// Each of the calls that a lift may make is refused by a seccomp filter, with the errnos that filters give.
+/// A seccomp filter refuses each call that a lift may make, with the errnos of common filters.
 fn refused_calls() -> Vec<Test> {
     let refusals = [
         "mremap:1",
@@ -218,7 +218,7 @@ fn refused_calls() -> Vec<Test> {
     let mut tests = Vec::new();
     for refusal in refusals {
         let body = move |t: &Context, options: &[&str]| {
-            // Where ptrace is refused the library would lift it from inside; here it is to stay as it is.
+            // If ptrace is refused, the library would lift it from inside; this test forbids that.
             let options =
                 if refusal.starts_with("ptrace") { &[options, &["--via", "ptrace"]].concat() } else { options };
             let launcher = Program::named("start/starts_another_with.c")?.build()?.to_string_lossy().into_owned();
@@ -236,7 +236,7 @@ fn refused_calls() -> Vec<Test> {
     tests
 }
 
-/// Filters that the program installs itself before its entry.
+/// Filters that the program installs before its entry.
 fn refused_by_constructors() -> Vec<Test> {
     let sandboxed = |t: &Context, action: &str, refuses: &str| {
         let mut program = Program::named("start/sandboxed_by_a_constructor.c")?.command()?;
@@ -252,7 +252,7 @@ fn refused_by_constructors() -> Vec<Test> {
                 says(&output, &["its seccomp filter does not let it call", call])
             }));
         }
-        // A call that no lift needs, and a call that a lift needs only for code.
+        // One call is never needed by a lift, the other only for code.
         tests.push(test_case(format!("refused_by_a_constructor/gettid/{action}"), gcc(), move |t| {
             let (_, _, thp) = sandboxed(t, action, "gettid")?;
             ensure!(thp > 4 << 20, "{thp} bytes are on huge pages");
@@ -324,7 +324,7 @@ fn few_mappings_left(t: &Context, options: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A gigabyte that nobody uses is advised, not made resident; only the pages of its two words may be.
+/// An unused gigabyte is advised, not made resident; only the pages of its two used words may be resident.
 fn untouched_bss(t: &Context, options: &[&str]) -> Result<()> {
     let report = t.folder().join("report.json");
     let report_path = report.to_string_lossy().into_owned();
@@ -341,7 +341,7 @@ fn untouched_bss(t: &Context, options: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Where the plain program just fits, a lift must not be what kills it.
+/// If the memory just suffices for the plain program, a lift must not cause its kill.
 fn memory_cgroup(t: &Context) -> Result<()> {
     for limit in [24 << 20, 28 << 20, 36 << 20, 48 << 20] {
         let group = ControlGroup::with(t, Limit::Memory, limit)?;

@@ -1,4 +1,5 @@
-//! Lifts that a program pays for: nothing is copied for a short program, and a long one is lifted while it runs.
+//! Lifts that a program pays for with its CPU time: nothing is copied for a short program, and a long one is lifted
+//! while it runs.
 
 use anyhow::{Context as _, Result, ensure};
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{Context, Need, Output, Program, Test, View, main_of, poll_until, test_case};
 
-/// For the later lift, on a busy machine.
+/// Limit for the later lift, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 const MIB: u64 = 1 << 20;
 
@@ -27,22 +28,22 @@ fn main() -> ExitCode {
     main_of(tests)
 }
 
-/// The last document of a report, as it is now.
+/// The current last document of a report.
 fn report(path: &Path) -> Option<serde_json::Value> {
     let text = std::fs::read_to_string(path).ok()?;
     serde_json::Deserializer::from_str(&text).into_iter().filter_map(Result::ok).last()
 }
 
-/// What is found after a later lift.
+/// The results of a later lift.
 struct Later {
     report: serde_json::Value,
-    /// What `inspect` plans then.
+    /// The plan of `inspect` after the lift.
     inspection: serde_json::Value,
     /// Its perf map: names of code that was copied.
     names: Option<String>,
 }
 
-/// Runs a program for whose lift a tenth of its CPU time pays, until it is lifted.
+/// Runs a program whose lift may cost a tenth of its CPU time, until it is lifted.
 fn paid_by_a_tenth(t: &Context, program: &str, options: &[&str]) -> Result<Later> {
     let program = Program::named(program)?.build()?;
     let path = t.folder().join("report.json");
@@ -83,15 +84,15 @@ fn covered(report: &serde_json::Value, kind: &str) -> u64 {
     covered.map(|range| number(&range["end"]) - number(&range["start"])).sum()
 }
 
-/// The heap gains more for each millisecond than the constants, and costs more than the program has paid.
+/// The heap gains more for each millisecond than the constants, but costs more than the program has paid.
 fn grown_heap(t: &Context) -> Result<()> {
     let Later { report, .. } = paid_by_a_tenth(t, "start/computes_beside_a_heap.c", &[])?;
     ensure!(covered(&report, "rodata") >= 8 * MIB, "{report}");
     Ok(())
 }
 
-/// The first range of the lift that was postponed is not mapped any more: the others are lifted. Then nothing is left to lift, which
-/// costs nothing.
+/// The first range of a postponed lift is not mapped any more: the others are lifted. Then the rest of the plan is
+/// empty, and costs nothing.
 fn unmapped_code(t: &Context) -> Result<()> {
     let Later { report, inspection: plan, names } =
         paid_by_a_tenth(t, "start/unmaps_its_code.c", &["--lift", "text,rodata"])?;
@@ -109,7 +110,7 @@ fn plain(t: &Context, program: &Path) -> Result<Output> {
     session.finish()
 }
 
-/// Runs the program by `run` with copies for which it has to pay, and waits for the state of the report.
+/// Runs the program by `run` with copies that it has to pay for, and waits for the state of the report.
 fn paying(t: &Context, options: &[&str], state: &str) -> Result<(Output, serde_json::Value, u64)> {
     let program = Program::named("start/computes_until_told.c")?.build()?;
     let path = t.folder().join("report.json");
@@ -131,7 +132,7 @@ fn paying(t: &Context, options: &[&str], state: &str) -> Result<(Output, serde_j
     Ok((lifted, found, huge))
 }
 
-/// A program that cannot pay so much.
+/// A program that never pays this much.
 fn short(t: &Context, options: &[&str]) -> Result<()> {
     let (lifted, report, huge) =
         paying(t, &[&["--start-cost", "0", "--cost", "0.0001%"], options].concat(), "waiting")?;

@@ -1,11 +1,11 @@
-//! Floods of queued signals while a program is started, attached to and detached from: it gets each of the 64 signals as
-//! it would without Pagelift, with number, order and payload.
+//! Floods of queued signals while a program is started, attached to and detached from: it gets each of the 64 signals
+//! as without Pagelift, with number, order and payload.
 
 use anyhow::{Context as _, Result, ensure};
 use std::process::{Command, ExitCode, Stdio};
 use test_support::{Context, Need, Output, Program, Session, Test, View, copy_program, main_of, test_case};
 
-/// What the program says where nothing was lost, added, or out of order.
+/// The program's output if no signal was lost, added, or out of order.
 const COMPLETE: &str = "0 lost, 0 added, 0 faults";
 
 fn main() -> ExitCode {
@@ -41,17 +41,18 @@ fn flooded(t: &Context, threads: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// The ends of children do not make a wait of their parent begin anew, although each is a signal for the follower.
+/// The ends of children do not restart a wait of their parent, although each is a signal for the follower.
 fn waits_beside_ends(t: &Context) -> Result<()> {
     let waits = program(t, "start/waits_beside_ends.c")?;
     let output = t.run(t.lifted(&["--only", "no_such_program"], &waits)?)?.success()?;
-    // A kernel that does not show since when a thread sleeps makes the wait last for its whole time after each stop.
+    // If the kernel does not show when a thread began to sleep, the wait begins again with its whole time after each
+    // stop.
     let may_be_late = !std::fs::exists("/proc/self/sched")? && output.stdout == "late\n";
     ensure!(output.stdout == "in time\n" || may_be_late, "{}", output.stdout);
     Ok(())
 }
 
-/// Ends the flood; the program says what it has got.
+/// Ends the flood; the program prints the signals that it has received.
 fn end(t: &Context, mut session: Session) -> Result<Output> {
     session.send("\n")?;
     let output = session.finish()?;
@@ -77,7 +78,7 @@ fn at_start(t: &Context, threads: &str, options: &[&str]) -> Result<()> {
     for _ in 0..12 {
         let options = [&["--pages", "thp"], options].concat();
         let output = end(t, ready(t, t.lifted(&options, &flooded(t, threads)?)?)?)?;
-        // Where a signal ends the helper, nothing is lifted and nothing is said.
+        // If a signal ended the helper, nothing would be lifted and no line printed.
         ensure!(output.own_lines().iter().any(|line| line.contains(" on ")), "not lifted: {}", output.stderr);
     }
     Ok(())
@@ -122,8 +123,7 @@ fn ignored(t: &Context, options: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A shell that takes a real-time signal while it is followed: the programs that it starts afterwards are lifted all the
-/// same.
+/// A shell that takes a real-time signal while it is followed: the programs that it starts afterwards are still lifted.
 fn another_programs_signal(t: &Context) -> Result<()> {
     let lifted = program(t, "start/pie_by_default.c")?;
     let mut shell = Command::new("bash");

@@ -1,4 +1,4 @@
-//! `pagelift run` must be to the program, to its parent and to its terminal what exec would be.
+//! `pagelift run` must be equivalent to exec for the program, its parent and its terminal.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
@@ -62,8 +62,8 @@ fn environments() -> Vec<Test> {
     tests
 }
 
-/// A test for each source of pages; only one that has reserved a pool may use it. A start from the file alone needs no stop at
-/// the entry.
+/// A test for each source of pages; only a test that has reserved a pool may use it. A start from the file alone needs
+/// no stop at the entry.
 fn each_way(name: &str, body: impl Fn(&Context, &str) -> Result<()> + Clone + Send + 'static) -> [Test; 3] {
     let (other, third) = (body.clone(), body.clone());
     let pool = [gcc(), vec![Need::Pool(32 << 20)]].concat();
@@ -81,7 +81,7 @@ fn same_environment(t: &Context, words: &[&str], pages: &str) -> Result<()> {
     same_environment_behind(t, &launcher, pages)
 }
 
-/// Starts the printing program behind these words, once plain and once through `pagelift run`.
+/// Starts the printing program with these words before it, once plain and once through `pagelift run`.
 fn same_environment_behind(t: &Context, launcher: &[String], pages: &str) -> Result<()> {
     let program = Program::named("start/prints_its_environment.c")?.build()?;
     let file = t.folder().join("printed");
@@ -146,7 +146,7 @@ fn on_a_terminal(t: &Context) -> Result<()> {
         };
         let (pid, parent) = (field("pid")?, field("ppid")?);
         let text = exchange_text(&exchange_text(&text, pid, "PID"), parent, "PARENT");
-        // Each run has a terminal of its own, so its device number may differ.
+        // Each run has a separate terminal, so its device number may differ.
         let stable = |line: &&str| !line.starts_with("fd ");
         texts.push(text.lines().filter(stable).map(|l| format!("{l}\n")).collect::<String>());
     }
@@ -200,13 +200,13 @@ fn same_shell_ending(t: &Context, script: &str, wanted: Ending) -> Result<()> {
 fn not_executable(t: &Context) -> Result<()> {
     let file = t.folder().join("file");
     fs::write(&file, "no program\n")?;
-    // A shell calls a path through a file "not a directory": not executable, not missing.
+    // A shell reports a path through a file as "not a directory": not executable, not missing.
     for path in [file, t.folder().to_owned(), PathBuf::from("/etc/passwd/x")] {
         let output = t.run(t.lifted(&[], &Command::new(&path))?)?;
         ensure!(output.ending == Ending::Exit(126), "{}: {output:?}", path.display());
         ensure!(!output.own_lines().is_empty(), "{}: no line says so: {output:?}", path.display());
     }
-    // A file without a format that the kernel knows is a shell script, to execvp and so to every launcher.
+    // A file in a format that the kernel does not know is a shell script to execvp, and so to every launcher.
     let script = t.folder().join("script");
     write_script(t, &script, "echo $1; exit 5\n")?;
     let mut command = Command::new(&script);
@@ -247,7 +247,7 @@ fn pipes_carry_everything(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// While the program runs, nobody traces it, it has no child, and no process of Pagelift is there any more.
+/// While the program runs, it has no tracer and no child, and no process of Pagelift is left.
 fn nobody_else_is_there(t: &Context) -> Result<()> {
     let command = Program::named("start/pie_by_default.c")?.command()?;
     let mut session = t.session(t.lifted(&["--pages", "thp"], &command)?)?;
@@ -274,7 +274,7 @@ fn many_at_once(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A shell that waits for all its children sees just the one, and then has none left.
+/// A shell that waits for all its children has just one, and then none.
 fn the_parent_has_one_child(t: &Context) -> Result<()> {
     let program = Program::named("start/pie_by_default.c")?.build()?;
     let start = format!("{} run -q --pages thp -- {} </dev/null", pagelift_binary()?.display(), program.display());
@@ -299,8 +299,8 @@ fn small_programs_start_at_once(t: &Context) -> Result<()> {
         times.sort();
         Ok(times[times.len() / 2])
     };
-    // The exact cost is measured by the benchmarks; here a delay that a person could notice is an error. One of ours comes
-    // again however often it is looked for, a busy machine's does not.
+    // Benchmarks measure the exact cost; here a delay that a person could notice is an error. A delay caused by
+    // Pagelift recurs at every attempt, one of a busy machine does not.
     let mut last = Ok((Duration::ZERO, Duration::MAX));
     let waited = poll_until(Duration::from_secs(30), "starts without a delay", || {
         let plain = median(&|| Ok(Command::new("/bin/true")));
@@ -323,7 +323,7 @@ fn signals() -> Vec<Test> {
     ]
 }
 
-/// Moments from the very start on, spread over what a start takes.
+/// Moments from the very start on, spread over the duration of a start.
 fn moments() -> impl Iterator<Item = Duration> {
     (0..40).map(|i| Duration::from_micros(i * 400))
 }
@@ -350,8 +350,8 @@ fn plain_output(t: &Context, name: &str) -> Result<Output> {
     t.run(Program::named(name)?.command()?)?.success()
 }
 
-/// Stopped at any moment, while Pagelift is at work or after, the parent hears of it, the program stands still, and goes
-/// on to the same output.
+/// If the program is stopped at any moment, during Pagelift's work or after it, its parent sees the stop, and the
+/// program continues to the same output.
 fn stops_and_continues(t: &Context) -> Result<()> {
     let plain = plain_output(t, "start/pie_by_default.c")?;
     for moment in moments() {
@@ -388,7 +388,7 @@ fn harmless_signals(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What a shell's job control lives on: the parent is told of a stop and of going on.
+/// Shells' job control needs this: the parent sees each stop and each continuation.
 fn parent_sees_stops(t: &Context) -> Result<()> {
     let mut session = session_of(t, "start/pie_by_default.c")?;
     session.wait_for_line("ready")?;

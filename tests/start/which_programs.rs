@@ -1,4 +1,4 @@
-//! Which programs are lifted and which run as they are: privileges, architectures, scripts, descendants, users.
+//! Which programs are lifted and which run unchanged: privileges, architectures, scripts, descendants, users.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::unistd::{Gid, Uid, chown};
@@ -15,7 +15,7 @@ use test_support::{
 
 const NOBODY: u32 = 65534;
 const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
-/// For what does not happen.
+/// Limit for an event that never comes.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// A folder that every user can reach, unlike perhaps the one that this project is built in.
+/// A folder that every user can reach, which the folder of this project's build may not be.
 fn public_folder() -> PathBuf {
     std::env::temp_dir().join(format!("pagelift-installed-{}", std::process::id()))
 }
@@ -108,7 +108,7 @@ fn installed(t: &Context, name: &str, owner: u32, mode: u32) -> Result<PathBuf> 
     Ok(place)
 }
 
-/// `pagelift` where an ordinary user can execute it.
+/// A `pagelift` that an ordinary user can execute.
 fn public_pagelift(t: &Context) -> Result<PathBuf> {
     let folder = public_folder();
     fs::create_dir_all(&folder)?;
@@ -128,7 +128,7 @@ fn as_user(user: u32, words: &[&Path]) -> Command {
     command
 }
 
-/// Plain and through `pagelift run`, as a user; the second output.
+/// Runs it plain and through `pagelift run`, as a user; returns the second output.
 fn same_as_user(t: &Context, user: u32, program: &Path, options: &[&str]) -> Result<Output> {
     let plain = t.run(as_user(user, &[program]))?;
     let pagelift = public_pagelift(t)?;
@@ -143,7 +143,8 @@ fn same_as_user(t: &Context, user: u32, program: &Path, options: &[&str]) -> Res
     Ok(lifted)
 }
 
-/// A tracer without privileges would silently take a setuid program's own away, so such programs are not traced.
+/// A tracer without privileges would silently remove the privileges of a setuid program, so such programs are not
+/// traced.
 fn setuid(t: &Context, mode: u32, owner: u32, user: u32) -> Result<()> {
     let program = installed(t, "start/prints_its_environment.c", owner, mode)?;
     let plain = t.run(as_user(user, &[&program]))?.success()?;
@@ -229,7 +230,7 @@ fn script_file(t: &Context, first_line: &str, text: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The kernel starts the interpreter, so that is the program that is lifted.
+/// The kernel starts the interpreter, so the interpreter is lifted.
 fn script(t: &Context) -> Result<()> {
     let interpreter = Program::named("start/pie_by_default.c")?.build()?;
     let script = script_file(t, &format!("#!{} word", interpreter.display()), "whatever")?;
@@ -247,7 +248,7 @@ fn same_and_says(t: &Context, program: &Path, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whatever stands at the program's path by now, the process keeps the contents that it was started with, and is lifted.
+/// Any file may be at the program's path by now: the process keeps the contents of its start, and is lifted.
 fn loses_its_file(t: &Context, replaced: bool) -> Result<()> {
     let program = Program::named("start/loses_its_file_at_start.c")?.build()?;
     let place = t.folder().join("program");
@@ -272,7 +273,8 @@ fn loses_its_file(t: &Context, replaced: bool) -> Result<()> {
     Ok(())
 }
 
-/// Six of the program are started by fork, vfork, posix_spawn, a shell, by an orphan and by a thread; each is lifted.
+/// Six instances of the program are started by fork, vfork, posix_spawn, a shell, by an orphan and by a thread; each is
+/// lifted.
 fn only_through_every_start(t: &Context) -> Result<()> {
     let starter = Program::named("start/spawns_descendants.c")?.build()?;
     let program = Program::named("start/pie_by_default.c")?.build()?;
@@ -287,7 +289,7 @@ fn only_through_every_start(t: &Context) -> Result<()> {
     let lines = lifted.own_lines();
     let of_program = lines.iter().filter(|line| line.contains("pie_by_default[") && line.contains(" MiB on ")).count();
     ensure!(of_program == 6 && lines.len() == 6, "six lifts were due:\n{}", lines.join("\n"));
-    // The starter waits for all six, so that its end is the last event.
+    // The starter waits for all six, so its end is the last event.
     let summed = t.run(summed)?.success()?;
     let lines = summed.own_lines();
     let sum = lines.last().context("no line")?;
@@ -296,7 +298,7 @@ fn only_through_every_start(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A name that nothing has is reported when the command ends.
+/// An `--only` name that no program has is reported when the command ends.
 fn only_reports_a_name_that_never_came(t: &Context) -> Result<()> {
     let mut shell = Command::new("sh");
     shell.args(["-c", "true; exit 3"]);
@@ -320,7 +322,7 @@ fn only_leaves_others(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A descendant that traces does so as without Pagelift, and what is started beside it is lifted.
+/// A descendant that traces works as without Pagelift, and a program that is started beside it is lifted.
 fn leaves_tracers_alone(t: &Context, name: &str) -> Result<()> {
     let tracer = Program::named(&format!("start/{name}.c"))?.build()?;
     let wanted = t.folder().join("pie_by_default");
@@ -346,7 +348,8 @@ fn leaves_tracers_alone(t: &Context, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Debian's redis-server is a link to redis-check-rdb. By the link's path, its name, and through a folder that is a link.
+/// Debian's redis-server is a link to redis-check-rdb. It is named by the link's path, its name, and through a folder
+/// that is a link.
 fn only_means_links_too(t: &Context) -> Result<()> {
     let program = Program::named("start/pie_by_default.c")?.build()?;
     let (link, folder) = (t.folder().join("served_by_link"), t.folder().join("folder"));
@@ -366,7 +369,8 @@ fn only_means_links_too(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// rustup's `rustc` is a link to rustup, which executes the real one: that is lifted, whatever becomes of the front end.
+/// rustup's `rustc` is a link to rustup, which executes the real compiler: that one is lifted, independently of the
+/// front end.
 fn only_passes_a_front_end(t: &Context) -> Result<()> {
     let program = Program::named("start/pie_by_default.c")?.build()?;
     let env = ["/usr/bin/env", "/bin/env"].into_iter().find(|path| fs::exists(path).unwrap_or(false));
@@ -381,7 +385,7 @@ fn only_passes_a_front_end(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Without `--only`, just the program itself is lifted, and nobody traces what it starts.
+/// Without `--only`, just the program itself is lifted, and its descendants are not traced.
 fn descendants_are_plain(t: &Context) -> Result<()> {
     let program = Program::named("start/pie_by_default.c")?.build()?;
     let mut shell = Command::new("sh");
@@ -404,7 +408,7 @@ fn unshared(words: &[&str], rest: &[&Path]) -> Command {
     command
 }
 
-/// Orphans in a container become children of its first process; that must not meet one it does not know.
+/// Orphans in a container become children of its first process, which must get no unknown child.
 fn first_process(t: &Context) -> Result<()> {
     let program = Program::named("start/prints_its_environment.c")?.build()?;
     let pagelift = pagelift_binary()?;
@@ -417,7 +421,7 @@ fn first_process(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Neither the helper of one program nor that which follows descendants is the child of the program.
+/// Neither a program's helper nor the helper that follows descendants is a child of the program.
 fn first_process_has_no_child(t: &Context) -> Result<()> {
     let program = Program::named("start/is_first_of_its_namespace.c")?.build()?;
     let pagelift = pagelift_binary()?;
@@ -435,7 +439,7 @@ fn first_process_has_no_child(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A command that runs on one CPU with this real-time priority. Nothing there interrupts it, but for a higher one.
+/// A command that runs on one CPU with this real-time priority. Only a higher priority can interrupt it there.
 fn in_real_time(priority: i32) -> Result<Command> {
     let allowed = process_field(std::process::id(), "Cpus_allowed_list").context("the CPUs that are allowed")?;
     let cpu: String = allowed.chars().take_while(char::is_ascii_digit).collect();
@@ -444,7 +448,7 @@ fn in_real_time(priority: i32) -> Result<Command> {
     Ok(command)
 }
 
-/// Where no higher priority is left to a helper.
+/// The priority that leaves no higher one to a helper.
 const HIGHEST: i32 = 99;
 
 /// A helper of the same real-time priority on the same CPU runs only when the program sleeps, long after its entry.
@@ -458,7 +462,7 @@ fn first_process_outruns_its_helper(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The program waits at its entry without a system call: the helper must have the CPU all the same.
+/// The program waits at its entry without a system call: the helper must still get the CPU.
 fn lifted_in_real_time(t: &Context) -> Result<()> {
     let mut command = in_real_time(1)?;
     command.arg(pagelift_binary()?).args(["run", "--pages", "thp", "--"]);
@@ -467,7 +471,7 @@ fn lifted_in_real_time(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Nobody traces a program for its life that was entered before its helper came.
+/// A program that passed its entry before its helper came is not traced for the rest of its life.
 fn linker_outruns_its_helper(t: &Context) -> Result<()> {
     let program = Program::named("start/pie_by_default.c")?.build()?;
     let plain = t.run(Command::new(&program))?.success()?;
@@ -507,7 +511,7 @@ fn user_namespace(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The base that suits huge pages best is still a different one each time, at huge-page granularity.
+/// The base that suits huge pages best is still different each time, at huge-page granularity.
 fn bases_stay_random(t: &Context) -> Result<()> {
     let program = Program::named("start/pie_by_default.c")?.command()?;
     let mut bases = Vec::new();

@@ -1,4 +1,4 @@
-// Bss that holds whole pages of 1 GiB. Only some words of it are used.
+// Bss that holds whole pages of 1 GiB. Only some of its words are used.
 //
 // build: gcc -g -O1 -mcmodel=medium -fPIE -pie -o $OUT $SRC
 #include "ready.h"

@@ -1,4 +1,4 @@
-// Calls one function over and over, in code of several huge pages, until its input ends; then it says how often.
+// Calls one function in a loop, in code of several huge pages, until its input ends; then prints the number of calls.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -fPIE -pie -o $OUT $SRC
 #define CODE_PAGES 1700
@@ -6,8 +6,8 @@
 #include "ready.h"
 #include <poll.h>
 
-/* The linker puts this section first, then the function's, then the rest: wherever huge pages begin, the function is in a
- * whole one. */
+/* The linker places this section first, then the function's, then the rest: at any base, the function is in a whole
+ * huge page. */
 __asm__(".pushsection .text.unlikely, \"ax\"\n .fill 3500 * 1024, 1, 0x90\n .popsection");
 
 __attribute__((noinline, section(".text.hot"))) unsigned long ring_the_bell(unsigned long times) {

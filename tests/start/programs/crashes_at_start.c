@@ -1,4 +1,4 @@
-// Dies of its own fault before its entry point.
+// Dies of a fault before its entry point.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC

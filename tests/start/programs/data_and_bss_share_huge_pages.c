@@ -1,5 +1,5 @@
-// The last bytes of data and the first of bss lie in one huge page, and on one base page even: the kernel has zeroed the
-// rest of it. Both ranges are checked to the word.
+// The last bytes of data and the first of bss share a huge page, and even a base page, whose rest the kernel has
+// zeroed. Every word of both ranges is checked.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC

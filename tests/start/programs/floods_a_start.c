@@ -1,5 +1,5 @@
-// Becomes the program that the arguments name, with every signal ignored, and floods it with all of them from outside until
-// it ends: the next flood comes 3 ms after the last has been taken.
+// Becomes the program that the arguments name, with every signal ignored, and floods it with all signals from outside
+// until it ends: the next flood comes 3 ms after the last has been taken.
 //
 // build: gcc -g -O1 -o $OUT $SRC
 #define _GNU_SOURCE
@@ -21,7 +21,7 @@ struct kernel_action {
     unsigned long mask;
 };
 
-/* Whether signals of the process are queued; ends this process where that one has ended. */
+/* True if signals of the process are queued; ends this process if that one has ended. */
 static int are_queued(const char *status) {
     char line[256];
     unsigned long long pending = 0;
@@ -44,11 +44,12 @@ static void flood(pid_t to) {
             info.si_signo = signal;
             info.si_code = SI_QUEUE;
             info.si_pid = getpid();
-            /* EAGAIN: as many are queued as may be. */
+            /* EAGAIN: the queue is full. */
             if (syscall(SYS_rt_sigqueueinfo, to, signal, &info) < 0 && errno != EAGAIN) _exit(0);
         }
-        /* Each signal that is ignored is a stop of a traced thread, and the kernel walks the whole queue for each that it
-           takes: with more than a thread takes the queue grows to tens of thousands, and the thread never comes to run. */
+        /* Each ignored signal stops a traced thread, and the kernel walks the whole queue for each signal that it
+           takes: with more signals than a thread takes, the queue grows to tens of thousands, and the thread never
+           runs. */
         struct timespec time = {0, 3000000};
         do {
             nanosleep(&time, 0);
@@ -61,7 +62,7 @@ int main(int count, char **words) {
     struct kernel_action ignore = {.handler = SIG_IGN};
     for (int signal = 1; signal <= LAST; signal++) syscall(SYS_rt_sigaction, signal, &ignore, 0, 8);
     pid_t self = getpid();
-    /* Twice, so that the program has no child. What it reads and prints must not be kept open. */
+    /* Two forks, so that the program has no child. Its input and output must not stay open. */
     pid_t between = fork();
     if (between == 0) {
         if (fork() == 0) {
@@ -70,7 +71,7 @@ int main(int count, char **words) {
         }
         _exit(0);
     }
-    /* Nobody is told of the end of a child whose parent ignores SIGCHLD: this waits until there is none. */
+    /* If a parent ignores SIGCHLD, waitpid does not report the end of a child: it waits until there is none. */
     while (waitpid(between, 0, 0) < 0 && errno == EINTR) {
     }
     execv(words[1], words + 1);

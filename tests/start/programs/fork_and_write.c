@@ -1,5 +1,5 @@
-// Children, and children of children, write to all of data and bss on the parent's huge pages; everyone keeps their own
-// contents. Writable ranges are on transparent pages, where the kernel sees to the copies by itself.
+// Children, and children of children, write to all data and bss on the parent's huge pages; each process keeps its own
+// contents. Writable ranges are on transparent pages, which the kernel copies by itself.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC

@@ -1,5 +1,5 @@
-// A static executable at a fixed address without randomisation: heap and bss are neighbours and may even be one mapping
-// to the eye. A huge page laid over both would end brk for good.
+// A static executable at a fixed address without randomisation: heap and bss are neighbours and may even appear as one
+// mapping. A huge page over both would make all further brk calls fail.
 //
 // needs: pool 64M
 // needs: command setarch

@@ -1,4 +1,5 @@
-// 16 MiB of heap have been filled before the entry point. The lift must keep them, and brk must go on growing and shrinking.
+// 16 MiB of heap have been filled before the entry point. The lift must keep them, and brk must continue to grow and
+// shrink.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC

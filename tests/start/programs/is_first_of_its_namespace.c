@@ -1,4 +1,4 @@
-// The first process of a PID namespace looks, when no other process is left there, for children that it has not made.
+// The first process of a PID namespace, alone there, looks for children that it has not made.
 //
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 #define CODE_PAGES 1100

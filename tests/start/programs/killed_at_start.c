@@ -1,4 +1,4 @@
-// Is killed (SIGKILL cannot be seen coming) before its entry point.
+// Is killed by SIGKILL, which no process can foresee, before its entry point.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC

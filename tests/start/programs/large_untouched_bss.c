@@ -1,4 +1,4 @@
-// A gigabyte of bss of which only the first and the last word are used: its memory must not come into being.
+// A gigabyte of bss of which only the first and the last word are used: the rest must not become resident.
 //
 // build: gcc -g -O1 -mcmodel=medium -fPIE -pie -o $OUT $SRC
 #include "ready.h"

@@ -1,5 +1,5 @@
-// Before its entry point its own file is removed, or replaced by the file that REPLACE_BY names: the path leads nowhere or
-// to something else, while the process goes on with what it has mapped.
+// Before its entry point its own file is removed, or replaced by the file that REPLACE_BY names: the path is missing or
+// names another file, while the process continues with its mappings.
 //
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 #define CODE_PAGES 1700

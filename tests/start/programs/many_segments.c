@@ -1,5 +1,5 @@
-// Forty segments of alternating protection, each with whole huge pages of its own and gaps that must stay unmapped, below
-// the usual ones of an executable.
+// Forty segments of alternating protection below the usual segments of an executable; each has whole huge pages, and
+// the gaps between them must stay unmapped.
 //
 // needs: pool 300M
 // build: sh $DIR/make_segments.sh 40 > $BUILD/segments.S

@@ -1,5 +1,5 @@
-// Has used up all but a few of the mappings that vm.max_map_count grants before its entry point. MAPPINGS_LEFT in its
-// environment says how many are left. Splitting and moving ranges runs into the limit; nothing may come to harm.
+// Before its entry point it has used up all but a few of the mappings that vm.max_map_count allows; MAPPINGS_LEFT in
+// its environment is the number left. Splitting and moving ranges hits the limit; no range may be damaged.
 //
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 #define _GNU_SOURCE
@@ -22,7 +22,7 @@ static void use_up(int count, char **arguments, char **variables) {
     char *area = mmap(NULL, pages * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     long made = 0;
     while (made < pages / 2 - 1 && mprotect(area + 2 * made * page, page, PROT_READ) == 0) made++;
-    /* Each of these was a mapping of its own between two others: giving one back joins three to one. */
+    /* Each of these was a separate mapping between two others: removing one joins three to one. */
     for (int i = 0; i < left; i += 2) mprotect(area + 2 * (made - 1 - i / 2) * page, page, PROT_NONE);
 }
 BEFORE_ENTRY(use_up);

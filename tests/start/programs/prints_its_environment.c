@@ -1,5 +1,5 @@
-// Prints everything that exec(2) hands over to a program, into the file named by its first argument if there is one (its
-// standard output may be closed), so that a plain and a lifted start can be compared line by line.
+// Prints all that exec(2) passes to a program, into the file named by its first argument if there is one (its standard
+// output may be closed), so that a plain and a lifted start can be compared line by line.
 //
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 #define _GNU_SOURCE

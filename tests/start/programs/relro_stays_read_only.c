@@ -1,5 +1,5 @@
 // Several huge pages of pointers that are relocated and then sealed. Writing to them, to the code or to the read-only
-// data must fault as ever, before and after; writing to data must not.
+// data must fault, before and after a lift; writing to data must not.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIE -pie -Wl,-z,now -o $OUT $SRC

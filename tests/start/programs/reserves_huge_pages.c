@@ -1,5 +1,5 @@
-// Maps so many bytes of the pool without touching them, so that they are promised to it but still counted as free; when
-// told to go on, it touches them all.
+// Maps the given number of bytes of the pool without touching them: they are reserved but still counted as free. After
+// a line of input it touches them all.
 //
 // build: gcc -g -O1 -o $OUT $SRC
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
-// A shared object's constructor has installed a seccomp filter, as preloaded sandboxes do: for the calls that $REFUSES names,
-// separated by commas, it does what $ACTION says. Without these, the program is killed for the calls by which Pagelift
-// signals the end of a call.
+// A shared object's constructor has installed a seccomp filter, as preloaded sandboxes do: for the calls in $REFUSES,
+// separated by commas, it takes the action $ACTION. Without these variables, the program is killed for the calls by
+// which Pagelift signals the end of a call.
 //
 // build: gcc -g -O1 -fPIC -shared -DLIBRARY -o $BUILD/libsandbox.so $SRC
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC -L$BUILD -Wl,--no-as-needed -lsandbox -Wl,-rpath,$BUILD

@@ -1,4 +1,4 @@
-// Starts the program named by its arguments in every way there is, one after the other, and prints how each one ended.
+// Starts the program named by its arguments in every possible way, one after the other, and prints how each one ended.
 //
 // build: gcc -g -O1 -Wall -o $OUT $SRC -lpthread
 #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-// Sets up one or more conditions and executes the command behind `--`: what a program may be started with, or forbidden.
+// Sets up one or more conditions of a start, or restrictions, and executes the command after `--`.
 //
 //   closed=FD  open=FD  block=SIGNAL  ignore=SIGNAL  umask=OCTAL  limit=RESOURCE:SOFT:HARD  nice=N  alarm=SECONDS
 //   refuse=SYSCALL:ERRNO (seccomp; several add up)  mdwe  no-new-privileges  no-thp  new-session  subreaper  death-signal=N  memory-node=N
@@ -36,7 +36,7 @@ static const struct {
              {"process_vm_writev", SYS_process_vm_writev},         {"memfd_create", SYS_memfd_create},
              {"userfaultfd", SYS_userfaultfd}};
 
-/* Each refused call is a filter of its own. */
+/* Each refused call gets a separate filter. */
 static void refuse(char *text) {
     char *name = strtok(text, ":"), *error = strtok(NULL, ":");
     int number = -1;

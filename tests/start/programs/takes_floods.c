@@ -1,6 +1,6 @@
-// Every signal that can be handled arrives in floods, each queued with a value, from before the entry to the end. None of
-// the real-time ones may be lost, added, or overtake another of its number, and each must show its sender and value.
-// The first argument is the number of further threads.
+// Every signal that can be handled arrives in floods, each queued with a value, from before the entry to the end. No
+// real-time signal may be lost, added, or overtake another of its number, and each must show its sender and value. The
+// first argument is the number of further threads.
 //
 // build: gcc -g -O1 -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE
@@ -49,7 +49,7 @@ static void take(int signal, siginfo_t *info, void *context) {
     atomic_fetch_add(&shared->taken[signal], 1);
 }
 
-/* The C library sets a handler of its own for 33 when it makes the first thread. */
+/* The C library sets a handler for 33 when it makes the first thread. */
 static int is_taken(int signal) {
     return signal != SIGKILL && signal != SIGSTOP && (signal != 33 || further_threads == 0);
 }
@@ -74,7 +74,7 @@ static void flood(pid_t to) {
             info.si_value.sival_int = shared->sent[signal] + 1;
             if (syscall(SYS_rt_sigqueueinfo, to, signal, &info) == 0) atomic_fetch_add(&shared->sent[signal], 1);
         }
-        /* Each is a stop of a traced thread: many more in a second, and it would never come to do anything else. */
+        /* Each signal stops a traced thread: with many more in a second, the thread would do nothing else. */
         pause_for(2000000);
     }
     shared->stopped = 1;
@@ -145,8 +145,8 @@ int main(void) {
         int missing = shared->sent[signal] - shared->taken[signal];
         if (missing > 0 && signal >= FIRST_REAL_TIME) lost += missing;
         if (missing < 0) added -= missing;
-        /* Those that wait are one with the next, so that some may be missing, but not all; and a SIGCONT ends the wait of
-         * stop signals, as these do SIGCONT's. */
+        /* Pending signals of the same number are merged, so some may be missing, but not all. A SIGCONT discards
+         * pending stop signals, and a stop signal discards a pending SIGCONT. */
         int is_of_job_control = signal == SIGCONT || signal == SIGTSTP || signal == SIGTTIN || signal == SIGTTOU;
         if (is_taken(signal) && !is_of_job_control && shared->taken[signal] == 0) lost++;
     }

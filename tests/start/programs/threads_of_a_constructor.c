@@ -1,6 +1,6 @@
-// A shared object's constructor has started four threads, which call code of the executable and write to its data and to
-// the object's own without a pause. They must stand still while the ranges are exchanged, and no write may be lost, so that
-// the data stays where it is.
+// A shared object's constructor has started four threads, which continuously call code of the executable and write to
+// its data and to the object's own. They must be stopped while ranges are exchanged, and no write may be lost, so the
+// data is not moved.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIC -shared -DLIBRARY -o $BUILD/libbusy.so $SRC -lpthread
@@ -57,7 +57,7 @@ __attribute__((constructor)) static void start(void) {
     }
 }
 
-/* Lets each thread finish two more rounds first, so that each has written after the lift. */
+/* Waits until each thread finishes two more rounds, so that each has written after the lift. */
 void stop_threads(void) {
     uint64_t before[THREADS];
     for (int t = 0; t < THREADS; t++) before[t] = atomic_load(&rounds[t]);

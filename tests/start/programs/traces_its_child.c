@@ -1,4 +1,4 @@
-// Traces a child that asks for it, and one that it seizes, as debuggers do.
+// Traces a child that requests it, and one that it seizes, like debuggers.
 //
 // build: gcc -g -O1 -o $OUT $SRC
 #include <errno.h>

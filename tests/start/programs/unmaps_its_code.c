@@ -1,5 +1,5 @@
-// Unmaps the first huge pages of its code, which it does not need any more, and then computes over constants until its standard
-// input ends.
+// Unmaps the first huge pages of its code, which it does not need any more, and then computes over constants until its
+// standard input ends.
 //
 // build: gcc -g -O1 -fPIE -pie -fno-plt -Wl,-z,separate-code,-z,now -o $OUT $SRC
 #include "ready.h"
@@ -31,6 +31,6 @@ int main(void) {
     } while (read(0, &byte, 1) != 0);
     printf("%lu, %d\n", (unsigned long)sum, unmapped);
     fflush(stdout);
-    // What the C library runs at the end of a program may have been in these pages.
+    // The C library's exit code may have been in these pages.
     _exit(0);
 }

@@ -1,5 +1,5 @@
-// A thread of a constructor waits in vfork, where no signal stops it, until main has begun: the program cannot be lifted, and
-// starts nevertheless.
+// A thread of a constructor waits in vfork, where no signal stops it, until main has begun: the program cannot be
+// lifted, but starts.
 //
 // build: gcc -g -O1 -fPIC -shared -DLIBRARY -o $BUILD/libvforks.so $SRC -lpthread
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC -L$BUILD -Wl,--no-as-needed -lvforks -Wl,-rpath,$BUILD -lpthread

@@ -1,5 +1,5 @@
-// Waits once for four seconds, and reports whether that lasted about as long. A child ends each half second, also
-// afterwards, and its end is ignored. A tracer of this program gets a report of each end.
+// Waits once for four seconds, and reports whether the wait was about as long. A child ends each half second, also
+// after the wait, and its end is ignored. A tracer of this program gets a report of each end.
 //
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 #define _GNU_SOURCE

@@ -24,8 +24,8 @@ fn printed(t: &Context, mut command: Command, words: &[&str]) -> Result<String> 
     Ok(t.run(command)?.success()?.stdout.trim().to_owned())
 }
 
-/// Runs a compiler that reads its source from standard input. It waits there with all its code in place, so `look` has
-/// time to look at it however slow the machine is; one that reads a file may have ended by then.
+/// Runs a compiler that reads its source from standard input. It waits for the source with all its code in place, so
+/// `look` has time to inspect it on a slow machine, too; a compiler that reads a file may have ended by then.
 fn compile(t: &Context, command: Command, source: &Path, look: impl FnOnce(&Session) -> Result<()>) -> Result<()> {
     let mut session = t.session_within(command, Duration::from_secs(400))?;
     look(&session)?;
@@ -77,7 +77,7 @@ fn through_the_driver(t: &Context, pages: &str) -> Result<()> {
     same_files(t, "plain.o", "lifted.o")
 }
 
-/// `rustc` in the path may be a proxy that executes the real one, so that one is asked for.
+/// `rustc` in the path may be a proxy that executes the real compiler, so the proxy is asked for its path.
 fn rustc(t: &Context, pages: &str) -> Result<()> {
     let program = PathBuf::from(printed(t, Command::new("rustc"), &["--print", "sysroot"])?).join("bin/rustc");
     let compiler = |out: &str| {

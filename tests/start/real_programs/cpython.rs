@@ -7,10 +7,10 @@ use test_support::{Context, Need, PythonRun, PythonTests, Test, default_huge_pag
 
 const TESTS: PythonTests<'static> =
     PythonTests { modules: &["test_threading", "test_signal", "test_subprocess", "test_mmap", "test_fork1"] };
-/// Debian's Python holds a whole huge page only where code and read-only data share it. The tests compare what their
-/// programs write to standard error, so Pagelift says nothing.
+/// Debian's Python holds a whole huge page only across code and read-only data. The tests compare their programs'
+/// standard error, so Pagelift prints nothing.
 const OPTIONS: [&str; 5] = ["--quiet", "--pages", "thp", "--edges", "merge-read-only"];
-/// For the dozen or so of interpreters that run at a time, each with this reserve.
+/// For about a dozen interpreters at a time, each with this reserve.
 const POOL: u64 = 1 << 30;
 const RESERVE: u64 = 16 << 20;
 
@@ -47,7 +47,7 @@ fn same_outcomes(t: &Context, heap: &[&str], on_pool: bool) -> Result<()> {
     Ok(())
 }
 
-/// Checks that whoever follows the descendants was still there for the last of them.
+/// Checks that the process that follows the descendants was still running for the last of them.
 fn check_lifted_to_the_end(report: &Path, last: u32) -> Result<()> {
     let text = fs::read_to_string(report).with_context(|| format!("no report {}", report.display()))?;
     let mut found = None;

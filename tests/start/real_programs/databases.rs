@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 use test_support::{Context, Kind, Session, Test, View, is_root};
 
-/// For a server, from its start to its end.
+/// Limit for a server, from its start to its end.
 const LIFETIME: Duration = Duration::from_secs(600);
 
 pub fn tests() -> Vec<Test> {
@@ -18,7 +18,7 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// The newest PostgreSQL of Debian's.
+/// The newest of Debian's PostgreSQL versions.
 fn postgres_programs() -> Result<PathBuf> {
     let mut versions: Vec<PathBuf> =
         fs::read_dir("/usr/lib/postgresql")?.flatten().map(|entry| entry.path().join("bin")).collect();
@@ -35,7 +35,7 @@ struct Postgres<'a> {
 }
 
 impl<'a> Postgres<'a> {
-    /// The server refuses to run as root, so everything of it is done as its own ordinary user, lifting included.
+    /// The server refuses to run as root, so all its commands run as its ordinary user, lifting included.
     fn as_user(&self, program: &Path) -> Command {
         if !is_root() {
             return Command::new(program);
@@ -125,7 +125,7 @@ impl<'a> Postgres<'a> {
 
     fn shut_down(&mut self) -> Result<()> {
         let session = self.session.take().context("the server runs")?;
-        // The regular way: it waits for the last client to be gone.
+        // The regular shutdown: it waits until the last client has left.
         session.signal(Signal::SIGTERM)?;
         let output = session.finish()?;
         self.t.keep(&output);
@@ -158,10 +158,10 @@ fn under_pgbench(t: &Context, pages: &str) -> Result<()> {
     view.check_read_only_contents(view.executable()?)?;
     let found = server.load()?;
     ensure!(found == wanted, "plain answered\n{wanted}\nlifted\n{found}");
-    // What runs the queries are children of the process that was lifted, and they share its huge pages.
+    // The processes that run the queries are children of the lifted process, and share its huge pages.
     let mut client = server.tool("psql");
     client.args(["-X", "-U", "postgres", "-h"]).arg(&server.folder).arg("-At");
-    // It has one for as long as its input is open.
+    // A client has such a process for as long as its input is open.
     let mut client = t.session(client)?;
     client.send("select pg_backend_pid(); select 'it is ' || 'there';\n")?;
     client.wait_for_line("it is there")?;

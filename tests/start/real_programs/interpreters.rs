@@ -1,4 +1,4 @@
-//! Programs that make or interpret code: node, Python, Java.
+//! Programs that generate or interpret code: node, Python, Java.
 
 use crate::{both_ways, check_object};
 use address_space::AddressRange;
@@ -19,7 +19,7 @@ fn real(name: &str) -> PathBuf {
     tests_folder().join("start/programs/real").join(name)
 }
 
-/// The script says `ready`, waits for a line, and then works once more.
+/// The script prints `ready`, waits for a line, and then works once more.
 fn node(t: &Context, pages: &str) -> Result<()> {
     let mut plain = Command::new("node");
     plain.arg(real("node.js"));
@@ -41,7 +41,7 @@ fn node(t: &Context, pages: &str) -> Result<()> {
     Ok(())
 }
 
-/// Debian's Python stands at a fixed address where neither its code nor its constants fill a huge page; together they do,
+/// Debian's Python has a fixed address at which neither its code nor its constants fill a huge page; together they do,
 /// so it is lifted with `--edges merge-read-only`.
 fn python(t: &Context, pages: &str) -> Result<()> {
     let options = ["--pages", pages, "--edges", "merge-read-only"];
@@ -73,7 +73,7 @@ fn python(t: &Context, pages: &str) -> Result<()> {
     Ok(())
 }
 
-/// Java's code lies in an object that it loads only after the lift; here it is to run as it does without us.
+/// Java's code is in an object that it loads only after the lift; here it must run as without Pagelift.
 fn java(t: &Context, pages: &str) -> Result<()> {
     let mut plain = Command::new("java");
     plain.args(["-Xmx256m", "-XX:+UseSerialGC"]).arg(real("Work.java"));

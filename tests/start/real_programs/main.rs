@@ -1,4 +1,4 @@
-//! Real programs, plain and lifted: the same results, no error, a clean end, and on huge pages what is due.
+//! Real programs, plain and lifted: the same results, no error, a clean end, and the due memory on huge pages.
 
 mod builds;
 mod compilers;
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     main_of(tests)
 }
 
-/// One test for each source of pages: with a pool of so many bytes, and on transparent huge pages.
+/// One test for each source of pages: with a pool of this size in bytes, and on transparent huge pages.
 fn both_ways(name: &str, needs: &[&str], pool: u64, body: fn(&Context, &str) -> Result<()>) -> Vec<Test> {
     let parsed = || needs.iter().map(|need| Need::parse(need).unwrap_or(Need::Root)).collect::<Vec<_>>();
     let mut with_pool = parsed();
@@ -38,7 +38,7 @@ fn both_ways(name: &str, needs: &[&str], pool: u64, body: fn(&Context, &str) -> 
     ]
 }
 
-/// Checks that those of the kinds which hold whole huge pages in the object, text at least, are on them.
+/// Checks that the object's kinds which hold whole huge pages are on huge pages; at least one kind must hold some.
 fn check_object(t: &Context, view: &View, object: &LoadedElf, kinds: &[Kind], pages: &str) -> Result<()> {
     let huge = default_huge_page()?;
     let holds_any = |kind: &Kind| !due_ranges(object, &[*kind], view.base_page, huge).is_empty();
@@ -49,7 +49,7 @@ fn check_object(t: &Context, view: &View, object: &LoadedElf, kinds: &[Kind], pa
     Ok(())
 }
 
-/// Looks at a running process until the check passes; a program that is just starting needs a moment.
+/// Checks a running process until the check passes; a starting program needs a moment.
 fn soon(what: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
     let mut last = Ok(());
     let waited = poll_until(Duration::from_secs(60), what, || {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use test_support::{Context, Kind, MariadbServer, Test, View, sysbench_count};
 
 const POOL: u64 = 160 << 20;
-/// For a server, from its start to its end.
+/// Limit for a server, from its start to its end.
 const LIFETIME: Duration = Duration::from_secs(600);
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -29,7 +29,7 @@ const SAME: &str = "create database same; use same;
     update a set text = reverse(text) where id % 3 = 0; delete from a where id % 5 = 0;
     checksum table a extended;";
 
-/// The answers that must be the same plain and lifted; sysbench's load, too, must go by without any error but its own.
+/// The answers that must be the same plain and lifted; sysbench's load, too, must finish without errors except its own.
 fn load(t: &Context, server: &MariadbServer) -> Result<String> {
     let answers = server.query(SAME)?;
     server.query("create database sbtest")?;
@@ -37,8 +37,8 @@ fn load(t: &Context, server: &MariadbServer) -> Result<String> {
     for (work, seconds) in [("oltp_read_write", 5), ("oltp_point_select", 3)] {
         let report = server.sysbench(LIMIT, &[work, "--threads=16", &format!("--time={seconds}"), "run"])?;
         let count = |name| sysbench_count(&report, name);
-        // What sysbench ignores is that transactions have locked each other out, which is the load's own; at every other
-        // error it ends.
+        // sysbench ignores transactions that have locked each other out, which the load causes; it ends at every other
+        // error.
         let (done, ignored, lost) = (count("transactions:")?, count("ignored errors:")?, count("reconnects:")?);
         ensure!(done > 100 && lost == 0, "{work}: {done} done, {ignored} ignored, {lost} reconnects");
         t.note(format!("{work}: {done} transactions, {ignored} locked out"));
@@ -60,13 +60,13 @@ fn under_sysbench(t: &Context, pages: &str) -> Result<()> {
     view.check_read_only_contents(view.executable()?)?;
     let found = load(t, &server)?;
     ensure!(found == wanted, "plain answered\n{wanted}\nlifted\n{found}");
-    // Sixteen clients later the code must still be where it was put.
+    // After sixteen clients the code must still be on its huge pages.
     let view = View::of(server.pid()?)?;
     check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)?;
     server.shut_down()
 }
 
-/// As `mysqld_safe` does it: a shell that starts the server and waits for it.
+/// Like `mysqld_safe`: a shell that starts the server and waits for it.
 fn through_a_shell(t: &Context, pages: &str) -> Result<()> {
     let mut server = MariadbServer::prepare(t, &format!("shell-{pages}"))?;
     let words: Vec<String> = std::iter::once(server.command().get_program().to_owned())
