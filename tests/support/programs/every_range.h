@@ -1,5 +1,5 @@
-/* A whole program with code, read-only data, data and bss of several huge pages each, all of it checked before it is
- * looked at, after it, and once more after it has been changed. */
+/* A whole program with code, read-only data, data and bss of several huge pages each. The program checks all of this
+ * before the test inspects it, afterwards, and once more after changing it. */
 #ifndef CODE_PAGES
 #define CODE_PAGES 1700
 #endif

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Writes an assembler file with $1 sections, each far from the next so that the linker gives it a segment of its own, and
-# beside it `segments.options` with the linker options that put them there. A section is 1,150 blocks of 512 words; word 0
-# of block b is b times the section's number plus one, every other word is b.
+# Writes an assembler file with $1 sections, each far from the next so that the linker gives it a separate segment, and
+# the file `segments.options` with the linker options for their addresses. A section is 1,150 blocks of 512 words; word
+# 0 of block b is b times the section's number plus one, every other word is b.
 count=$1
 blocks=1150
 : >segments.options

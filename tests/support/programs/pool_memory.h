@@ -1,4 +1,5 @@
-/* KiB of the pool that this process has. By thread-self: once the first thread has ended, /proc/self has no memory. */
+/* KiB of the pool that this process has. Uses thread-self, because /proc/self has no memory once the first thread has
+ * ended. */
 #ifndef POOL_MEMORY_H
 #define POOL_MEMORY_H
 #include <stdio.h>

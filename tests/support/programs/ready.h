@@ -1,4 +1,4 @@
-/* The word by which a program tells its test that it can be looked at now; it goes on when it is sent a line. */
+/* Prints the word that shows the test that the program can be inspected now, and waits for a line. */
 #ifndef READY_H
 #define READY_H
 #include <stdio.h>

@@ -1,4 +1,4 @@
-//! A cgroup with one limit for one test, of whichever version the machine has, removed when it is dropped.
+//! A cgroup of version 1 or 2, as the machine has it, with one limit for one test; removed when dropped.
 
 use crate::context::{Context, Skipped};
 use crate::process::poll_until;
@@ -10,14 +10,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// What a group limits.
+/// The resource that a group limits.
 #[derive(Clone, Copy, Debug)]
 pub enum Limit {
-    /// All memory that is charged to it.
+    /// All memory charged to the group.
     Memory,
-    /// Pool pages in use: a fault beyond it is SIGBUS.
+    /// Pool pages in use: a fault beyond the limit is SIGBUS.
     HugePages(PageSize),
-    /// Pool pages promised to mappings: a mapping beyond it is refused.
+    /// Pool pages reserved for mappings: a mapping beyond the limit is refused.
     PromisedHugePages(PageSize),
 }
 
@@ -39,7 +39,7 @@ impl Limit {
     }
 }
 
-/// A cgroup of its own.
+/// A cgroup for one test.
 #[derive(Debug)]
 pub struct ControlGroup {
     folder: PathBuf,
@@ -47,21 +47,21 @@ pub struct ControlGroup {
     undo: Undo,
 }
 
-/// What was changed of the machine's hierarchies for the group.
+/// The change of the machine's hierarchies to undo after the test.
 #[derive(Debug)]
 enum Undo {
     Nothing,
     Unmount(PathBuf, &'static str),
-    /// Version 2: the root hands a controller on to its children only where it is told to.
+    /// Version 2: the root passes a controller to its children only on request.
     KeepFromChildren(PathBuf, &'static str),
 }
 
 impl ControlGroup {
-    /// In the limit's hierarchy of version 1, which is mounted for the time where it is not; where that cannot be, in the
-    /// one of version 2.
+    /// Makes a group in the limit's hierarchy of version 1, mounted temporarily if necessary; if that fails, in the
+    /// hierarchy of version 2.
     ///
     /// # Errors
-    /// The machine has the controller in neither, or this is not root.
+    /// The machine has the controller in neither hierarchy, or this is not root.
     pub fn with(t: &Context, limit: Limit, bytes: u64) -> Result<Self> {
         let controller = limit.controller();
         if let Some(root) = version_1(controller) {
@@ -77,7 +77,7 @@ impl ControlGroup {
         Self::of_version_2(limit, bytes)?.with_context(|| format!("no cgroup controller {controller}"))
     }
 
-    /// In the unified hierarchy; `None` where it has no such controller.
+    /// Makes a group in the unified hierarchy; `None` if that has no such controller.
     ///
     /// # Errors
     /// This is not root.
@@ -100,7 +100,7 @@ impl ControlGroup {
         let folder = root.join(format!("pagelift-test-{}-{number}-{}", std::process::id(), limit.controller()));
         let unified = root.join("cgroup.controllers").exists();
         let file = folder.join(limit.file(unified));
-        // Dropped, it undoes what was done.
+        // Dropping it undoes the changes.
         let group = Self { folder, file, undo };
         fs::create_dir(&group.folder).with_context(|| format!("cannot make {}", group.folder.display()))?;
         let file = &group.file;
@@ -115,7 +115,7 @@ impl ControlGroup {
         &self.file
     }
 
-    /// Words that put what follows them into the group.
+    /// Words that put the command after them into the group.
     pub fn words(&self) -> Vec<String> {
         let script = format!("echo $$ >{}/cgroup.procs && exec \"$@\"", self.folder.display());
         ["sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
@@ -217,24 +217,24 @@ fn remove(folder: &Path) {
     }
 }
 
-/// Where the hierarchy of version 1 with this controller is mounted.
+/// Mount point of the hierarchy of version 1 with this controller.
 fn version_1(controller: &str) -> Option<PathBuf> {
     mounts("cgroup").find(|(_, options)| options.split(',').any(|option| option == controller)).map(|(place, _)| place)
 }
 
-/// Where version 2 is mounted, if it has this controller.
+/// Mount point of version 2, if it has this controller.
 fn version_2(controller: &str) -> Option<PathBuf> {
     mounts("cgroup2").map(|(place, _)| place).find(|place| names(&place.join("cgroup.controllers"), controller))
 }
 
-/// How many groups a controller has, its root included (cgroups(7)).
+/// Number of groups of a controller, its root included (cgroups(7)).
 fn groups_of(controller: &str) -> u64 {
     let text = fs::read_to_string("/proc/cgroups").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(controller)?.strip_prefix('\t'));
     line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
 }
 
-/// Places and options of what is mounted of one kind.
+/// Mount points and options of the file systems of one kind.
 fn mounts(kind: &str) -> impl Iterator<Item = (PathBuf, String)> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let places: Vec<_> = mounts

@@ -30,7 +30,7 @@ pub fn record_results(name: &str, console: &str) -> Result<()> {
     fs::write(&file, lines(console)).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// A run that did not say what it was on, or came to no end, has no line: it shows nothing.
+/// A run that did not report its machine, or did not finish, has no line: it shows nothing.
 fn lines(console: &str) -> String {
     if !console.lines().any(|line| line.starts_with("END OF CHECKS")) {
         return String::new();
@@ -47,12 +47,12 @@ fn features(console: &str) -> Vec<Feature> {
     let mut features: Vec<Feature> = Vec::new();
     let mut machine = "";
     for line in console.lines() {
-        // The kernel's own messages may stand before a result.
+        // Messages of the kernel can precede a result on its line.
         let after = |mark: &str| line.split_once(mark).map(|(_, rest)| rest);
         // Programs of several C libraries are tried on one machine, one after the other.
         machine = line.strip_prefix("MACHINE ").unwrap_or(machine);
         if let Some(name) = line.strip_prefix("FEATURE ") {
-            // A feature that comes again goes on.
+            // A feature that is named again continues.
             let known = features.iter().position(|known| known.machine == machine && known.name == name);
             let new = || Feature { machine: machine.to_owned(), name: name.to_owned(), ..Feature::default() };
             let feature = known.map_or_else(new, |index| features.remove(index));

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 /// The environment variable that marks every process of a test, so that one left behind is found.
 const MARK: &str = "PAGELIFT_TEST_CASE";
-/// For what does not end, not for what is slow: some tests take half a minute on a machine that has nothing else to do.
+/// A limit for hangs, not for slowness: some tests take half a minute on an idle machine.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// What a test works with. Its folder is removed when the test passes and kept when it fails.
+/// A test's environment. Its folder is removed if the test passes and kept if it fails.
 pub struct Context {
     name: String,
     folder: PathBuf,
@@ -103,8 +103,8 @@ impl Context {
         command.env(MARK, self.mark_value());
     }
 
-    /// What the environment of this test's processes says: the test, and the run of the tests that it belongs to, as
-    /// somebody else may run the same tests at the same time.
+    /// The mark in the environment of this test's processes: the test and its run, because another user may run the
+    /// same tests at the same time.
     fn mark_value(&self) -> String {
         format!("{}@{}", self.name, std::process::id())
     }
@@ -158,7 +158,7 @@ impl Context {
         Ok(command)
     }
 
-    /// Fails where a process of this test still runs; a moment is granted to those that are just ending.
+    /// Fails if a process of this test still runs after a short wait for those that are ending.
     fn check_nobody_is_left(&self) -> Result<()> {
         let mut left = Vec::new();
         let waited = poll_until(Duration::from_secs(30), "the test's processes to end", || {
@@ -169,8 +169,8 @@ impl Context {
     }
 }
 
-/// Folders of a test that has failed before are named after the process that ran it; those of a run that is still going
-/// on stay.
+/// Removes the folders that earlier failures of a test left. They are named after the process that ran the test; those
+/// of runs in progress stay.
 fn remove_what_earlier_runs_kept(tests: &Path, name: &str) {
     for entry in fs::read_dir(tests).into_iter().flatten().flatten() {
         let file_name = entry.file_name().to_string_lossy().into_owned();
@@ -196,7 +196,7 @@ fn processes_marked(value: &str) -> Vec<String> {
     marked.map(line).collect()
 }
 
-/// The error of a test that finds only while it runs that it has nothing to show here; the test is skipped.
+/// The error of a test that finds during its run that it does not apply here; the test is skipped.
 #[derive(Debug)]
 pub struct Skipped(pub String);
 
@@ -208,7 +208,7 @@ impl std::fmt::Display for Skipped {
 
 impl std::error::Error for Skipped {}
 
-/// A test that is skipped where a need is not met, and whose folder is kept where it fails.
+/// A test that is skipped if a need is not met. Its folder is kept if the test fails.
 pub fn test_case<F>(name: impl Into<String>, needs: Vec<Need>, body: F) -> Test
 where
     F: FnOnce(&Context) -> Result<()> + Send + 'static,
@@ -240,7 +240,7 @@ where
     })
 }
 
-/// Keeps how long each test took, for whoever wants to make the tests faster.
+/// Records the duration of each test, as a help for making the tests faster.
 fn note_duration(name: &str, took: Duration) {
     let file = fs::File::options().create(true).append(true).open(scratch_folder().join("durations"));
     if let Ok(mut file) = file {

@@ -42,7 +42,7 @@ const BETWEEN_TRIES: Duration = Duration::from_secs(20);
 /// Unpacks the Debian into a new folder.
 ///
 /// # Errors
-/// [`Skipped`] where apt has no mirror or the root cannot be made from it.
+/// [`Skipped`] if apt has no mirror or the root cannot be made from it.
 pub fn unpack_debian(t: &Context, release: DebianRelease, root: &Path) -> Result<()> {
     let archive = archive(t, release)?;
     fs::create_dir(root)?;
@@ -54,7 +54,7 @@ pub fn unpack_debian(t: &Context, release: DebianRelease, root: &Path) -> Result
 /// The mirror that this machine's own apt uses.
 ///
 /// # Errors
-/// [`Skipped`] where it uses none of Debian.
+/// [`Skipped`] if apt uses no mirror of Debian.
 fn debian_mirror() -> Result<String> {
     let output =
         Command::new("apt-get").args(["indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(LABEL)"]).output()?;
@@ -90,7 +90,7 @@ pub fn make_debian(t: &Context, options: &[&str], codename: &str, output: &Path)
     bail!(Skipped(format!("mmdebstrap could not make a root: {why}")))
 }
 
-/// The archive; made from packages where it is not there yet.
+/// Returns the archive; makes it from packages if it does not exist yet.
 fn archive(t: &Context, release: DebianRelease) -> Result<PathBuf> {
     let DebianRelease { codename, packages } = release;
     let archive = scratch_folder().join(format!("{codename}-with-services.tar"));

@@ -1,4 +1,5 @@
-//! What a lift owes: worked out from an object's ELF headers alone, then compared with what the kernel says.
+//! The huge pages that a lift must give an object: computed from its ELF headers alone, then compared with the kernel's
+//! data.
 
 use crate::need::is_root;
 use crate::view::{Flag, LoadedElf, View};
@@ -21,7 +22,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Text, Self::Rodata, Self::Data, Self::Bss, Self::Heap];
 
     /// Reads a kind's name as `--lift` has it.
@@ -40,7 +41,7 @@ impl Kind {
     }
 }
 
-/// Where the pages of a range came from.
+/// The source of the pages of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The hugetlb pool.
@@ -49,9 +50,9 @@ pub enum Source {
     Thp,
 }
 
-/// The whole huge pages of an object in ranges of these kinds. Neighbours of equal protection are taken together, as
-/// they can share a huge page; RELRO belongs to none of the kinds. The page of the ELF header stays with the file if it holds
-/// nothing but read-only data.
+/// Returns the whole huge pages of an object in ranges of these kinds. Neighbours of equal protection are taken
+/// together because they can share a huge page; RELRO belongs to no kind. The page of the ELF header stays with the
+/// file if it holds only read-only data.
 pub fn due_ranges(object: &LoadedElf, kinds: &[Kind], base: PageSize, huge: PageSize) -> Vec<(AddressRange, bool)> {
     let mut ranges: Vec<(AddressRange, bool, bool)> = Vec::new();
     let mut add = |range: AddressRange, writable: bool, executable: bool| {
@@ -94,10 +95,10 @@ pub fn due_ranges(object: &LoadedElf, kinds: &[Kind], base: PageSize, huge: Page
     ranges.into_iter().map(whole).filter(|(range, _)| !range.is_empty()).collect()
 }
 
-/// Checks that every whole huge page that is due is one, by the kernel's account; the bytes checked.
+/// Checks that every due whole huge page is one according to the kernel; returns the checked bytes.
 ///
 /// # Errors
-/// A page is missing: where, and what the kernel says about it. Or nothing at all was due.
+/// A page is missing: its address, and the kernel's data about it. Or nothing at all was due.
 pub fn check_lifted(
     view: &View,
     object: &LoadedElf,
@@ -126,7 +127,7 @@ pub fn check_lifted(
 /// Checks one range of whole huge pages by smaps and, as root, page by page by the kernel's page flags.
 ///
 /// # Errors
-/// A page of it is no huge page of this source.
+/// A page of the range is no huge page of this source.
 pub fn check_range(view: &View, range: AddressRange, source: Source) -> Result<()> {
     let mut seen = 0;
     for usage in view.usages.iter().filter(|u| u.mapping.range.overlaps(range)) {
@@ -150,10 +151,10 @@ pub fn check_range(view: &View, range: AddressRange, source: Source) -> Result<(
     Ok(())
 }
 
-/// Checks that nothing of the object is on huge pages.
+/// Checks that the object has no huge page.
 ///
 /// # Errors
-/// A mapping in its extent that has some.
+/// A mapping in its extent has huge pages.
 pub fn check_unlifted(view: &View, object: &LoadedElf) -> Result<()> {
     let extent = object.image.extent().widened(view.base_page).shifted(object.bias);
     for usage in view.usages.iter().filter(|u| extent.covers(u.mapping.range)) {
@@ -162,7 +163,7 @@ pub fn check_unlifted(view: &View, object: &LoadedElf) -> Result<()> {
     Ok(())
 }
 
-/// The source that each way of lifting owes to writable and to other ranges.
+/// The sources that each way of lifting must use for writable and for other ranges.
 pub fn source_of(pages: &str, writable: bool) -> Source {
     match (pages, writable) {
         ("hugetlb-writable", _) | ("hugetlb", false) => Source::Hugetlb,

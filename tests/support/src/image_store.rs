@@ -1,4 +1,4 @@
-//! A store of a test's own, and images of it.
+//! An image store for one test, and its images.
 
 use crate::{Context, Output, Program, Session};
 use address_space::{ElfImage, PageSize};
@@ -14,23 +14,23 @@ use std::process::Command;
 
 /// A mounted store; unmounted when dropped.
 pub struct TestStore {
-    /// Where it is mounted.
+    /// Its mount point.
     pub path: PathBuf,
 }
 
 impl TestStore {
-    /// A tmpfs of this size.
+    /// Makes a store on a tmpfs of this size.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn of(t: &Context, size: &str) -> Result<Self> {
         Self::with(t, &["--size", size])
     }
 
-    /// Whatever `pagelift image setup` makes with these options.
+    /// Makes a store by `pagelift image setup` with these options.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn with(t: &Context, options: &[&str]) -> Result<Self> {
         let store = Self { path: t.folder().join("store") };
         let output = store.image(t, "setup", options)?;
@@ -41,7 +41,7 @@ impl TestStore {
     /// `pagelift image COMMAND --store … ARGUMENTS`, not yet run.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn command(&self, t: &Context, command: &str, arguments: &[&str]) -> Result<Command> {
         t.pagelift(&[&["image", command, "--store", &self.text()], arguments].concat())
     }
@@ -49,25 +49,25 @@ impl TestStore {
     /// Runs that command to its end.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn image(&self, t: &Context, command: &str, arguments: &[&str]) -> Result<Output> {
         t.run(self.command(t, command, arguments)?)
     }
 
-    /// Makes an image, and finds it.
+    /// Makes an image and returns it.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn add(&self, t: &Context, file: &Path) -> Result<Image> {
         let output = self.image(t, "add", &[&file.to_string_lossy()])?.success()?;
         let path = output.stdout.lines().nth(1).context("no path of the image")?.trim();
         Ok(Image { path: PathBuf::from(path) })
     }
 
-    /// What `list --json` tells.
+    /// Returns the output of `list --json`.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn list(&self, t: &Context) -> Result<Value> {
         let output = self.image(t, "list", &["--json"])?.success()?;
         Ok(serde_json::from_str(&output.stdout)?)
@@ -76,17 +76,17 @@ impl TestStore {
     /// The images of `list --json`.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn images(&self, t: &Context) -> Result<Vec<Value>> {
         let list = self.list(t)?;
         ensure!(list["damaged"] == Value::Array(Vec::new()), "damaged: {}", list["damaged"]);
         list["images"].as_array().cloned().context("no images in the list")
     }
 
-    /// Bytes of memory that the store's files take, as its file system says.
+    /// Bytes of memory that the store's files take according to its file system.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn used(&self) -> Result<u64> {
         let stat = statfs(&self.path)?;
         Ok((stat.blocks() - stat.blocks_free()) * stat.block_size() as u64)
@@ -115,9 +115,9 @@ pub struct Image {
 /// A part of an image that whole huge pages can map.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
-    /// Where it begins in the image.
+    /// Start in the image.
     pub image_offset: u64,
-    /// Where it begins in the source.
+    /// Start in the source.
     pub source_offset: u64,
     /// Its address before the bias.
     pub address: u64,
@@ -131,7 +131,7 @@ impl Image {
     /// The last number of the folder's name is the base offset, the one before it the page size.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn layout(&self) -> Result<(u64, PageSize)> {
         let folder = self.path.parent().and_then(Path::file_name).context("no folder")?.to_string_lossy().into_owned();
         let mut numbers = folder.rsplit('-').map(|text| u64::from_str_radix(text, 16));
@@ -147,10 +147,10 @@ impl Image {
         elf_of(&self.path)
     }
 
-    /// What can be mapped of it, worked out from the source's and the image's headers.
+    /// Returns the parts of the image that can be mapped, computed from the headers of the source and the image.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn ranges(&self, source: &Path) -> Result<Vec<Range>> {
         let (base_offset, huge) = self.layout()?;
         let (source, image) = (elf_of(source)?, self.elf()?);
@@ -175,7 +175,7 @@ impl Image {
     /// The command that maps it and compares every byte with the source.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn mapper(&self, source: &Path) -> Result<(Command, u64)> {
         let ranges = self.ranges(source)?;
         let mut command = Program::named("images/image_maps_like_its_source.c")?.command()?;
@@ -189,10 +189,10 @@ impl Image {
         Ok((command, ranges.iter().map(|range| range.length).sum()))
     }
 
-    /// Maps it and compares every byte; the bytes compared, and those that were huge.
+    /// Maps the image and compares every byte; returns the number of compared bytes, and of those on huge pages.
     ///
     /// # Errors
-    /// What went wrong, in `pagelift`'s or the kernel's words.
+    /// The error of `pagelift` or of the kernel.
     pub fn compare(&self, t: &Context, source: &Path) -> Result<(u64, u64)> {
         let (command, bytes) = self.mapper(source)?;
         let mut session = t.session(command)?;
@@ -209,21 +209,21 @@ fn elf_of(path: &Path) -> Result<ElfImage> {
     ElfImage::parse(&bytes[..]).with_context(|| path.display().to_string())
 }
 
-/// Copies a program by cp(1). A file that this process itself had open for writing may be busy when it is executed, by a
-/// child of another test that is just being made and still has it.
+/// Copies a program by cp(1). If this process wrote the file itself, a new child of another test could still have it
+/// open for writing, and executing it would fail as busy.
 ///
 /// # Errors
-/// What cp says.
+/// The message of cp.
 pub fn copy_program(t: &Context, from: &Path, to: &Path) -> Result<()> {
     let mut copy = Command::new("cp");
     copy.arg(from).arg(to);
     t.run(copy)?.success().map(drop)
 }
 
-/// Writes a file that everybody can execute, and that can be executed at once: as [`copy_program`], by another process.
+/// Writes a file that everybody can execute, at once: like [`copy_program`], by another process.
 ///
 /// # Errors
-/// What install says.
+/// The message of install.
 pub fn write_script(t: &Context, path: &Path, text: &str) -> Result<()> {
     let mut written = path.as_os_str().to_owned();
     written.push(".written");
@@ -234,7 +234,7 @@ pub fn write_script(t: &Context, path: &Path, text: &str) -> Result<()> {
     Ok(fs::remove_file(&written)?)
 }
 
-/// Evicts a file that nobody maps, and reads it again so that its folios are small, whatever has been done to it before.
+/// Evicts a file that nobody maps, and reads it again so that its folios are small, whatever their state before.
 ///
 /// # Errors
 /// It cannot be read, or the kernel refuses the advice.
@@ -249,7 +249,7 @@ pub fn make_small(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Starts a process that keeps a file mapped: reclaim may drop at any time what nobody maps, even where memory is free. It
+/// Starts a process that keeps a file mapped: reclaim may drop unmapped files at any time, even if memory is free. It
 /// ends when the session is dropped.
 ///
 /// # Errors
@@ -265,7 +265,7 @@ pub fn hold(t: &Context, path: &Path) -> Result<Session> {
 /// A copy of a small program with a few huge pages, in the test's folder, readable by everybody.
 ///
 /// # Errors
-/// What went wrong.
+/// The kernel's or the compiler's error.
 pub fn copy_of_a_program(t: &Context, name: &str) -> Result<PathBuf> {
     let copy = t.folder().join(name);
     copy_program(t, &Program::named("start/pie_by_default.c")?.build()?, &copy)?;

@@ -1,7 +1,7 @@
-//! What the end-to-end tests share: tests with requirements, a reserved pool, programs built from `tests/GROUP/programs`,
-//! runs with a limit of time, and the tests' own view of what the kernel backs a process with.
+//! The shared parts of the end-to-end tests: tests with requirements, a reserved pool, programs built from
+//! `tests/GROUP/programs`, runs with a time limit, and an independent view of the memory that backs a process.
 //!
-//! Nothing here uses the code that lifts: what is due is worked out from the ELF files and from `/proc` alone.
+//! No module here uses the code that lifts: the due huge pages are computed from the ELF files and `/proc` alone.
 #![forbid(unsafe_code)]
 
 mod cgroup;
@@ -62,12 +62,12 @@ pub fn workspace() -> PathBuf {
     tests_folder().parent().map(PathBuf::from).unwrap_or_default()
 }
 
-/// Where tests build and keep things: `pagelift-tests` in the target folder that this test itself lies in.
+/// The folder for builds and kept files of the tests: `pagelift-tests` in the target folder of this test.
 pub fn scratch_folder() -> PathBuf {
     target_folder().join("pagelift-tests")
 }
 
-/// Cargo's target folder, from the place of what runs: a test (`target/PROFILE/deps/NAME`) or a program
+/// Cargo's target folder, from the path of the running executable: a test (`target/PROFILE/deps/NAME`) or a program
 /// (`target/PROFILE/NAME`).
 pub fn target_folder() -> PathBuf {
     let running = std::env::current_exe().unwrap_or_default();
@@ -75,10 +75,11 @@ pub fn target_folder() -> PathBuf {
     profile.and_then(std::path::Path::parent).map(PathBuf::from).unwrap_or_default()
 }
 
-/// The `pagelift` under test: `$PAGELIFT_BINARY`, else the release build, else the one of this test's own profile.
+/// The `pagelift` under test: `$PAGELIFT_BINARY`, the release build, or the build of this test's profile, whichever is
+/// found first.
 ///
 /// # Errors
-/// None was built: the command that builds one.
+/// No `pagelift` was built: the command that builds one.
 pub fn pagelift_binary() -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os("PAGELIFT_BINARY") {
         return Ok(PathBuf::from(path));

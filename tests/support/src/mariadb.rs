@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-/// A mariadbd of a test's own: its data folder, its socket, and the process. Killed when dropped.
+/// A mariadbd for one test: its data folder, its socket, and the process. Killed when dropped.
 pub struct MariadbServer<'a> {
     t: &'a Context,
     folder: PathBuf,
@@ -16,10 +16,10 @@ pub struct MariadbServer<'a> {
 }
 
 impl<'a> MariadbServer<'a> {
-    /// A data folder and a socket of its own; no port, nothing of the machine's own server.
+    /// Prepares a data folder and a socket without a port, apart from the machine's own server.
     ///
     /// # Errors
-    /// MariaDB is not installed as it should be.
+    /// MariaDB is not installed completely.
     pub fn prepare(t: &'a Context, name: &str) -> Result<Self> {
         // A socket's path may have only some hundred characters.
         let folder = std::env::temp_dir().join(format!("pagelift-{name}-{}", std::process::id()));
@@ -47,7 +47,7 @@ impl<'a> MariadbServer<'a> {
         command
             .args(["--no-defaults", "--skip-networking", "--user=root", "--innodb-buffer-pool-size=64M"])
             .args(["--innodb-log-file-size=16M", "--innodb-flush-log-at-trx-commit=2", "--table-open-cache=200"])
-            // A thread that waits for a slow disk in fsync cannot be stopped for as long as that takes.
+            // A thread that waits for a slow disk in fsync cannot be stopped until fsync returns.
             .args(["--innodb-flush-method=nosync"])
             .arg(format!("--datadir={}", self.path("data")))
             .arg(format!("--socket={}", self.path("socket")))
@@ -57,7 +57,7 @@ impl<'a> MariadbServer<'a> {
         command
     }
 
-    /// Starts it by a command and waits until it answers; it may live so long.
+    /// Starts it by a command and waits until it answers. The process is killed after `lifetime`.
     ///
     /// # Errors
     /// It does not answer in a minute.
@@ -69,10 +69,10 @@ impl<'a> MariadbServer<'a> {
             .with_context(|| format!("its log:\n{}", self.log()))
     }
 
-    /// The process that was started, which is a shell where the server was started by one.
+    /// The process that was started: the server, or the shell that starts it.
     ///
     /// # Errors
-    /// None runs.
+    /// No server runs.
     pub fn started_pid(&self) -> Result<u32> {
         Ok(self.session.as_ref().context("no server runs")?.pid())
     }
@@ -81,10 +81,10 @@ impl<'a> MariadbServer<'a> {
         fs::read_to_string(self.path("log.err")).unwrap_or_default()
     }
 
-    /// The server's own process, which is a descendant where it was started by a shell.
+    /// The server's own process: the started process or a descendant of its shell.
     ///
     /// # Errors
-    /// It has not said yet.
+    /// The server has not written its number yet.
     pub fn pid(&self) -> Result<u32> {
         Ok(fs::read_to_string(self.path("pid"))?.trim().parse()?)
     }
@@ -110,10 +110,10 @@ impl<'a> MariadbServer<'a> {
         sysbench
     }
 
-    /// What sysbench reports.
+    /// Returns the report of sysbench.
     ///
     /// # Errors
-    /// It fails or takes longer.
+    /// It fails or exceeds the limit.
     pub fn sysbench(&self, limit: Duration, words: &[&str]) -> Result<String> {
         Ok(self.t.run_within(self.sysbench_command(words), limit)?.success()?.stdout)
     }
@@ -151,7 +151,7 @@ impl Drop for MariadbServer<'_> {
 /// A count in sysbench's report, by the words before it: `transactions:` for example.
 ///
 /// # Errors
-/// There is none.
+/// The report has no such words.
 pub fn sysbench_count(report: &str, name: &str) -> Result<u64> {
     let line = report.lines().find(|line| line.trim_start().starts_with(name)).context("an old sysbench")?;
     let number = line.split_whitespace().nth(name.split(' ').count()).context("a number")?;

@@ -1,17 +1,17 @@
-//! What a test needs of the machine. A need that is not met skips the test and says why.
+//! The requirements of tests on the machine. A test with an unmet need is skipped, with the reason.
 
 use crate::pool::PoolReservation;
 use address_space::PageSize;
 use std::path::Path;
 
-/// One thing that a test cannot do without.
+/// One requirement of a test.
 #[derive(Clone, Debug)]
 pub enum Need {
     /// User 0.
     Root,
     /// Free bytes in the pool of the default huge page size, and not a page more.
     Pool(u64),
-    /// Free pages of this size, in number. Gigantic ones can seldom be had once memory is in small pieces.
+    /// This number of free pages of this size. Gigantic pages are seldom available once memory is fragmented.
     PoolOf(PageSize, u64),
     /// Transparent huge pages that can be asked for with `madvise`.
     Thp,
@@ -37,7 +37,7 @@ impl Need {
     /// Reads a directive such as `root`, `pool 64M`, `command gdb`, `kernel 6.1`, `machine x86_64`.
     ///
     /// # Errors
-    /// The words are none of these.
+    /// The words are no known need.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let words: Vec<&str> = text.split_whitespace().collect();
         Ok(match words[..] {
@@ -59,7 +59,7 @@ impl Need {
         })
     }
 
-    /// Why the need is not met; `None` where it is. A pool is checked when it is reserved.
+    /// The reason why the need is not met; `None` if it is met. A pool is checked when it is reserved.
     pub fn missing(&self) -> Option<String> {
         let (met, reason) = match self {
             Self::Root => (is_root(), "needs root".to_owned()),
@@ -91,7 +91,7 @@ impl Need {
 /// Checks all needs and reserves the pool that they ask for, if any.
 ///
 /// # Errors
-/// The reason for which the test is skipped.
+/// The reason why the test is skipped.
 pub(crate) fn meet(needs: &[Need]) -> Result<Option<PoolReservation>, String> {
     for need in needs {
         if let Some(reason) = need.missing() {
@@ -111,7 +111,7 @@ pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// True where the command can be found.
+/// True if the command exists.
 pub fn command_exists(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);

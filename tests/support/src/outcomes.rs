@@ -1,10 +1,10 @@
-//! Outcomes of somebody else's test suite, one for each of its tests, and their comparison with a plain run.
+//! Outcomes of a foreign test suite, one for each of its tests, and their comparison with a plain run.
 
 use anyhow::{Result, ensure};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What became of one test.
+/// The outcome of one test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     /// It passed.
@@ -15,12 +15,12 @@ pub enum Outcome {
     Failed,
 }
 
-/// The outcomes of a suite by the names of its tests. Of tests that share a name, the worst.
+/// The outcomes of a suite by the names of its tests; the worst of tests that share a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcomes(BTreeMap<String, Outcome>);
 
 impl Outcomes {
-    /// Adds what became of a test.
+    /// Adds the outcome of a test.
     pub fn add(&mut self, name: impl Into<String>, outcome: Outcome) {
         let known = self.0.entry(name.into()).or_insert(outcome);
         *known = outcome.max(*known);
@@ -31,8 +31,8 @@ impl Outcomes {
         self.0.values().filter(|&&other| other == outcome).count()
     }
 
-    /// Checks that lifted programs gave the same outcomes as `self`, which are those of a plain run. A test that fails
-    /// plain says nothing about lifting: it may have any outcome.
+    /// Checks that lifted programs gave the same outcomes as `self`, the outcomes of a plain run. A test that fails
+    /// plain shows nothing about lifting: any outcome is accepted.
     ///
     /// # Errors
     /// The tests whose outcomes differ or are missing; or no test passed plain, so that nothing was compared.

@@ -1,4 +1,4 @@
-//! The packages of `make deb` and `make rpm`, of what was built for the tests.
+//! Packages from `make deb` and `make rpm`, made from the build that is under test.
 
 use crate::context::Context;
 use crate::need::Need;
@@ -12,9 +12,9 @@ use std::sync::Mutex;
 /// A format of packages.
 #[derive(Clone, Copy)]
 pub enum PackageKind {
-    /// Debian's.
+    /// Debian's format.
     Deb,
-    /// Fedora's and others'.
+    /// The format of Fedora and others.
     Rpm,
 }
 
@@ -27,7 +27,7 @@ impl PackageKind {
     }
 }
 
-/// What `make` has built beside the program, and without which nothing is packed.
+/// The files beside the program that `make` must have built before packing.
 pub fn packed_needs() -> [Need; 3] {
     let beside = |name| pagelift_binary().unwrap_or_default().with_file_name(name);
     let files =
@@ -35,12 +35,12 @@ pub fn packed_needs() -> [Need; 3] {
     files.map(|file| Need::File(file.to_string_lossy().into_owned()))
 }
 
-/// How much a package is compressed, as `packaging/common` has it: little, and at all, as the linters want it.
+/// Compression of a package, in the words of `packaging/common`: low, because the linters require some.
 const LITTLE: &str = "1";
 /// For an emulated CPU, which takes ten times as long to unpack it.
 const UNCOMPRESSED: &str = "none";
 
-/// Returns the folder of the packages of what was built, little compressed: made once for all tests of a binary, which calls
+/// Returns the folder of the packages, with low compression. They are made once for all tests of a binary, which calls
 /// [`remove_packages`] at its end.
 ///
 /// # Errors
@@ -58,7 +58,7 @@ pub fn pack(t: &Context, kind: PackageKind, revision: &str) -> Result<PathBuf> {
     Ok(output)
 }
 
-/// Puts Debian packages of what was built into `output`, for an emulated machine: without compression.
+/// Makes Debian packages without compression in `output`, for an emulated machine.
 ///
 /// # Errors
 /// They cannot be made.
@@ -70,7 +70,7 @@ pub fn pack_for_emulation(t: &Context, revision: &str, output: &Path) -> Result<
     Ok(())
 }
 
-/// The command that packs what was built by the scripts of a source tree.
+/// Returns the command that packs the build with the scripts of a source tree.
 ///
 /// # Errors
 /// Nothing was built.

@@ -1,6 +1,6 @@
-//! A share of the hugetlb pool for one test: reserved under a lock that all tests take, given back when it is dropped.
-//! A test process that was killed cannot give back; what it changed stands in a file beside the lock, and whoever
-//! takes the lock next puts it right first.
+//! A share of the hugetlb pool for one test: reserved under a lock that all tests take, returned when dropped. If a
+//! test process is killed, its changes remain recorded in a file beside the lock; the next holder of the lock undoes
+//! them first.
 
 use crate::need::meminfo;
 use address_space::PageSize;
@@ -42,10 +42,10 @@ impl PoolReservation {
         Ok(reservation)
     }
 
-    /// As many pages of one size as the kernel gives, up to `most`, for what can do with fewer; at least one.
+    /// As many pages of one size as the kernel gives, up to `most` and at least one, for tests that can do with fewer.
     ///
     /// # Errors
-    /// As for [`PoolReservation::of`], where there is none.
+    /// As for [`PoolReservation::of`], if no page is free.
     pub fn up_to(page: PageSize, most: u64) -> Result<Self> {
         let mut reservation = Self::begin(page, most)?;
         if let Err(error) = reservation.resize(most) {
@@ -55,10 +55,10 @@ impl PoolReservation {
         Ok(reservation)
     }
 
-    /// Takes the lock, and notes what is to be put back.
+    /// Takes the lock, and records the values to restore.
     fn begin(page: PageSize, pages: u64) -> Result<Self> {
         let lock = lock_pool()?;
-        // The kernel would take all memory that there is for a pool that it cannot fill.
+        // The kernel would take all available memory for a pool that it cannot fill.
         let (wanted, found) = (pages.saturating_mul(page.bytes()), meminfo("MemAvailable").unwrap_or(0));
         ensure!(
             wanted <= found,
@@ -67,7 +67,7 @@ impl PoolReservation {
             found >> 20
         );
         let overcommit = pool_file(page, "nr_overcommit_hugepages");
-        // Gigantic pages have an overcommit that cannot even be written.
+        // The overcommit of gigantic pages is not even writable.
         let overcommitted = read_number(&overcommit)? != 0;
         let files = [Some(pool_file(page, "nr_hugepages")), overcommitted.then(|| overcommit.clone())];
         record_values(files.into_iter().flatten())?;
@@ -78,7 +78,7 @@ impl PoolReservation {
         Ok(reservation)
     }
 
-    /// Sets the number of free pages anew, for a test that wants a pool to change.
+    /// Sets the number of free pages again, for a test that changes the pool.
     ///
     /// # Errors
     /// As for [`PoolReservation::of`].
@@ -90,7 +90,7 @@ impl PoolReservation {
             if available_pages(self.page)? == pages {
                 return Ok(());
             }
-            // Compaction may take a while where memory is in small pieces, so it comes only when it is called for.
+            // Compaction of fragmented memory may take a while, so it runs only if needed.
             fs::write("/proc/sys/vm/compact_memory", "1").ok();
             std::thread::sleep(Duration::from_millis(100 * u64::from(attempt)));
         }
@@ -108,7 +108,7 @@ impl PoolReservation {
         self.page
     }
 
-    /// How many pages were reserved.
+    /// Number of reserved pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
@@ -137,7 +137,7 @@ fn lock_pool() -> Result<Flock<File>> {
     Ok(lock)
 }
 
-/// Writes down what the files hold now, before anything is changed. The lock must be held.
+/// Records the current values of the files before any change. The lock must be held.
 fn record_values(files: impl Iterator<Item = PathBuf>) -> Result<()> {
     let mut record = String::new();
     for file in files {
@@ -146,8 +146,8 @@ fn record_values(files: impl Iterator<Item = PathBuf>) -> Result<()> {
     fs::write(RECORD, record).with_context(|| format!("cannot write {RECORD}"))
 }
 
-/// Puts back what the record says and removes it, so that one value that the kernel refuses does not keep all later tests
-/// from their pool. The lock must be held.
+/// Restores the recorded values and removes the record, so that one value that the kernel refuses does not keep all
+/// later tests from their pool. The lock must be held.
 fn restore_recorded() -> Result<()> {
     let Ok(record) = fs::read_to_string(RECORD) else { return Ok(()) };
     fs::remove_file(RECORD).with_context(|| format!("cannot remove {RECORD}"))?;
@@ -164,7 +164,7 @@ pub fn pool_file(page: PageSize, name: &str) -> PathBuf {
     Path::new("/sys/kernel/mm/hugepages").join(page.directory().to_string()).join(name)
 }
 
-/// Pages that are free and not promised to anybody.
+/// Unreserved free pages.
 ///
 /// # Errors
 /// The machine has no pool of this size.

@@ -1,4 +1,4 @@
-//! Processes that a test starts: with a limit of time, their output kept, and nobody left behind.
+//! Processes that a test starts: with a time limit and captured output; none survives the test.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -24,7 +24,7 @@ impl From<ExitStatus> for Ending {
     }
 }
 
-/// What a finished process left.
+/// The result of a finished process.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// Exit status or signal.
@@ -33,9 +33,9 @@ pub struct Output {
     pub stdout: String,
     /// Everything written to standard error.
     pub stderr: String,
-    /// The process that was waited for.
+    /// The process.
     pub pid: u32,
-    /// From the start to the end.
+    /// Time from the start to the end.
     pub took: Duration,
 }
 
@@ -92,7 +92,7 @@ impl Stream {
         stream
     }
 
-    /// Waits until `found` is true of the text or the stream ends; the text, and whether it has ended.
+    /// Waits until `found` is true of the text or the stream ends; returns the text and whether the stream has ended.
     fn wait(&self, until: Instant, found: impl Fn(&str) -> bool) -> Option<(String, bool)> {
         let mut text = self.text.lock().unwrap_or_else(|e| e.into_inner());
         loop {
@@ -137,7 +137,7 @@ fn spawn(command: &mut Command) -> std::io::Result<Child> {
 }
 
 impl Session {
-    /// Starts a command as the leader of a process group of its own; its streams are pipes of ours.
+    /// Starts a command as the leader of a new process group, with pipes as its streams.
     ///
     /// # Errors
     /// It cannot be started.
@@ -170,12 +170,12 @@ impl Session {
         self.child.id()
     }
 
-    /// What it has written to standard error so far.
+    /// Its standard error so far.
     pub fn stderr_so_far(&self) -> String {
         self.stderr.as_ref().map(|s| s.so_far()).unwrap_or_default()
     }
 
-    /// What it has written to standard output so far.
+    /// Its standard output so far.
     pub fn stdout_so_far(&self) -> String {
         self.stdout.as_ref().map(|s| s.so_far()).unwrap_or_default()
     }
@@ -183,7 +183,7 @@ impl Session {
     /// Waits until standard output holds this line.
     ///
     /// # Errors
-    /// It ends or the time is over before.
+    /// It ends, or the time limit passes, before.
     pub fn wait_for_line(&self, line: &str) -> Result<()> {
         self.wait_for(self.stdout.as_ref(), |text| text.lines().any(|l| l == line), line)
     }
@@ -191,7 +191,7 @@ impl Session {
     /// Waits until standard error holds this text.
     ///
     /// # Errors
-    /// It ends or the time is over before.
+    /// It ends, or the time limit passes, before.
     pub fn wait_for_stderr(&self, part: &str) -> Result<()> {
         self.wait_for(self.stderr.as_ref(), |text| text.contains(part), part)
     }
@@ -218,7 +218,7 @@ impl Session {
     /// Sends it a signal.
     ///
     /// # Errors
-    /// There is no such process any more.
+    /// The process does not exist any more.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill(Pid::from_raw(self.pid() as i32), signal).with_context(|| format!("cannot send {signal}"))
     }
@@ -226,7 +226,7 @@ impl Session {
     /// True once it has ended, waited for or not.
     ///
     /// # Errors
-    /// It cannot be asked for.
+    /// The system call's error.
     pub fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
@@ -234,7 +234,7 @@ impl Session {
     /// Closes its standard input and waits for its end and for the end of its output.
     ///
     /// # Errors
-    /// The time is over; then it is killed. Or somebody else holds its output open.
+    /// The time limit passes, and the process is killed; or another process holds its output open.
     pub fn finish(mut self) -> Result<Output> {
         drop(self.stdin.take());
         let status = self.wait_until_deadline()?;
@@ -290,7 +290,7 @@ impl Drop for Session {
 /// Calls `ready` every few milliseconds until it is true.
 ///
 /// # Errors
-/// The time is over.
+/// The time limit passes.
 pub fn poll_until(limit: Duration, what: &str, mut ready: impl FnMut() -> bool) -> Result<()> {
     let started = Instant::now();
     while !ready() {

@@ -1,10 +1,11 @@
-//! The programs in `tests/GROUP/programs`: one per behaviour, with what the test does and expects in the head of the source.
+//! The programs in `tests/GROUP/programs`: one per behaviour; the head of each source describes the test and its
+//! expectations.
 //!
 //! A directive is a line `// WORD: TEXT` (`; WORD: TEXT` or `# WORD: TEXT` in other languages) before the first line
-//! that is no comment:
+//! that is not a comment:
 //!
-//! - `build:` a shell command with `$SRC`, `$OUT` and `$DIR` (the folder of what programs share,
-//!   whose headers are found); more than one is run in turn.
+//! - `build:` a shell command with `$SRC`, `$OUT` and `$DIR` (the folder of shared files, which is on the include
+//!   path); several are run in turn.
 //! - `needs:` see [`Need::parse`]; may be repeated.
 //! - `run:` the command instead of `$OUT`.
 //! - `pages:` the ways it is lifted: `hugetlb`, `hugetlb-writable`, `thp`; default `hugetlb thp`.
@@ -37,7 +38,7 @@ pub fn shared_folder() -> PathBuf {
     tests_folder().join("support/programs")
 }
 
-/// The source of a program of a group: `GROUP/NAME`, extension and all, lies at `tests/GROUP/programs/NAME`.
+/// Path of a program's source: for `GROUP/NAME` (with the extension) it is `tests/GROUP/programs/NAME`.
 ///
 /// # Errors
 /// The name has no group.
@@ -67,7 +68,7 @@ impl Program {
     /// The program with this name, see [`program_source`].
     ///
     /// # Errors
-    /// There is none, or a directive of it is not known.
+    /// The program does not exist, or a directive in it is not known.
     pub fn named(name: &str) -> Result<Self> {
         Self::of(program_source(name)?)
     }
@@ -75,7 +76,7 @@ impl Program {
     /// The program with this source.
     ///
     /// # Errors
-    /// It cannot be read, or a directive of it is not known.
+    /// The source cannot be read, or a directive in it is not known.
     pub fn of(source: PathBuf) -> Result<Self> {
         let text = fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
         Ok(Self { source, text })
@@ -98,7 +99,7 @@ impl Program {
         self.head().filter_map(own).collect()
     }
 
-    /// The text of a directive that stands there at most once.
+    /// The text of a directive that occurs at most once.
     pub fn directive(&self, word: &str) -> Option<String> {
         self.directives(word).into_iter().next()
     }
@@ -112,10 +113,10 @@ impl Program {
         self.directives("expect").iter().filter_map(fact).collect()
     }
 
-    /// What it needs of the machine, compilers included.
+    /// Its requirements on the machine, compilers included.
     ///
     /// # Errors
-    /// A need that is not known.
+    /// A need is not known.
     pub fn needs(&self) -> Result<Vec<Need>> {
         let written = self.directives("needs").iter().map(|text| Need::parse(text)).collect::<Result<Vec<_>>>();
         let mut needs = written.with_context(|| format!("in {}", self.source.display()))?;
@@ -137,7 +138,7 @@ impl Program {
         vec![if go { "CGO_ENABLED=0 go build -o $OUT $SRC" } else { "gcc -g -O1 -Wall -o $OUT $SRC -lpthread" }.into()]
     }
 
-    /// Builds it, unless that was done before from the same text; the path of the executable.
+    /// Builds the program unless a build of the same text exists; returns the path of the executable.
     ///
     /// # Errors
     /// The compiler's message.
@@ -175,7 +176,7 @@ impl Program {
             .env("DIR", shared_folder())
             .env("CPATH", shared_folder());
         let home = out.parent().context("a build folder")?;
-        // Go wants a cache; its own default is taken where there is a home.
+        // Go needs a cache; its default place needs a home.
         shell.env("BUILD", home).current_dir(home).env("GOFLAGS", "-mod=mod").env("GO111MODULE", "off");
         if std::env::var_os("HOME").is_none() {
             shell.env("GOCACHE", home.join("go-cache"));
@@ -205,7 +206,7 @@ impl Program {
         Ok(hasher.finish())
     }
 
-    /// The command that runs it: the `run:` directive with `$OUT` replaced, else the executable.
+    /// The command that runs it: the `run:` directive with `$OUT` replaced, or the executable itself.
     ///
     /// # Errors
     /// It does not build.

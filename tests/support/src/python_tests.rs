@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The interpreter that the distribution's own programs use, and that its packages of tests belong to.
+/// The interpreter of the distribution's own programs, to which its packages of tests belong.
 const PYTHON: &str = "/usr/bin/python3";
-/// For a module that hangs: the longest takes less than a minute.
+/// Limit for a module that hangs: the longest takes less than a minute.
 const LIMIT: Duration = Duration::from_secs(400);
 
 /// How a run of the tests is started.
@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(400);
 pub enum PythonRun<'a> {
     /// Without Pagelift.
     Plain,
-    /// Each module by a `pagelift run` of its own with these options.
+    /// Each module by a separate `pagelift run` with these options.
     EachLifted(&'a [&'a str]),
     /// All modules below one `pagelift run --only` with these options, which follows every descendant.
     Followed(&'a [&'a str]),
@@ -35,7 +35,7 @@ pub struct PythonTests<'a> {
 
 /// A run that was started.
 pub struct RunningPythonTests {
-    /// Each process, and the file that its outcomes go to.
+    /// Each process, and the file for its outcomes.
     processes: Vec<(Session, PathBuf)>,
 }
 
@@ -56,8 +56,8 @@ impl PythonTests<'_> {
         vec![Need::File(PYTHON.to_owned()), Need::File(tests.to_string_lossy().into_owned())]
     }
 
-    /// Starts the modules side by side: most of them sleep most of the time. What they write goes to a new folder of
-    /// this name in the test's own.
+    /// Starts the modules in parallel, because most of them sleep most of the time. Their output goes to a new folder
+    /// of this name in the test's folder.
     ///
     /// # Errors
     /// A process cannot be started.
@@ -78,8 +78,8 @@ impl PythonTests<'_> {
         Ok(RunningPythonTests { processes })
     }
 
-    /// A shell that nobody lifts starts the tests in parallel processes, and after them one more Python, which shows
-    /// whether programs are still lifted then.
+    /// A shell that is not lifted starts the tests in parallel processes, and then one more Python, which shows whether
+    /// programs are still lifted.
     fn followed(&self, t: &Context, outcomes: &Path, options: &[&str]) -> Result<Command> {
         let script = r#"python=$1 xml=$2 last=$3; shift 3
             "$python" -m test -j5 --junit-xml "$xml" "$@"
@@ -98,15 +98,15 @@ fn one_module(name: &str, outcomes: &Path) -> Command {
     command
 }
 
-/// Leaves out a test that gives a killed process 0.2 s to end, while fifteen are run at a time. While it is traced, whoever
-/// traces it hears of its end first, and may have others to lift.
+/// Leaves out a test that gives a killed process 0.2 s to end: fifteen tests run at a time, and a tracer, which learns
+/// of the end first, may be lifting others.
 const TOO_SHORT: [&str; 2] = ["--ignore", "test_leak_fast_process_del_killed"];
 
-/// Says which process it is and whether pool pages are among its memory.
+/// Prints its process number and whether it has pool pages.
 const LAST: &str = "import os; \
     print('last', os.getpid(), 'on pool pages' if 'anon_hugepage' in open('/proc/self/maps').read() else 'on others')";
 
-/// The heap of `--heap` sees small objects only where Python's own allocator is off; plain runs have the same setting.
+/// The heap of `--heap` serves small objects only if Python's own allocator is off; plain runs have the same setting.
 fn with_setting(mut command: Command, folder: &Path) -> Command {
     command.env("PYTHONMALLOC", "malloc").current_dir(folder);
     command
@@ -122,10 +122,11 @@ pub struct FinishedPythonTests {
 }
 
 impl RunningPythonTests {
-    /// Waits for all modules and reads their outcomes. How a test process ended is not looked at: its outcomes say it.
+    /// Waits for all modules and reads their outcomes. The exit status of a test process is ignored: its outcomes are
+    /// enough.
     ///
     /// # Errors
-    /// A module leaves no outcomes, because its process was killed for example, or takes too long.
+    /// A module leaves no outcomes, for example because its process was killed, or takes too long.
     pub fn finish(self, t: &Context) -> Result<FinishedPythonTests> {
         let mut last = None;
         let mut files = Vec::new();

@@ -1,7 +1,7 @@
-//! A setting of the kernel that a test changes: put back when it is dropped, and after the test that held it was killed.
+//! A setting of the kernel that a test changes: restored when dropped, and also after the test that held it was killed.
 //!
-//! What the setting held before stands in a file of its own under `/run/lock` as long as it is changed, and the lock of that
-//! file is held. A record that nobody holds belongs to a killed test: each test program puts it right before its first test.
+//! While a setting is changed, a file under `/run/lock` records its old value and is locked. A record without a lock
+//! belongs to a killed test: each test program restores such settings before its first test.
 
 use crate::need::is_root;
 use anyhow::{Context as _, Result, ensure};
@@ -36,7 +36,8 @@ impl Setting {
         Ok(setting)
     }
 
-    /// Lets khugepaged rest, for a test that counts huge pages which nobody has asked for; nothing where the kernel has none.
+    /// Pauses khugepaged, for a test that counts huge pages which nobody has requested; `None` if the kernel has no
+    /// khugepaged.
     ///
     /// # Errors
     /// As for [`Setting::change`].
@@ -45,7 +46,7 @@ impl Setting {
         Path::new(SCAN_SLEEP).exists().then(|| Self::change(SCAN_SLEEP, &an_hour)).transpose()
     }
 
-    /// Changes nothing, and puts back what the test lets others change.
+    /// Changes nothing, and restores a setting that the test lets others change.
     ///
     /// # Errors
     /// The kernel has no such setting, or no record can be written.
@@ -71,10 +72,10 @@ impl Drop for Setting {
     }
 }
 
-/// Puts back what killed tests have left changed.
+/// Restores settings that killed tests have left changed.
 ///
 /// # Errors
-/// A setting that cannot be put back.
+/// A setting cannot be restored.
 pub fn put_settings_right() -> Result<()> {
     let Ok(records) = fs::read_dir(FOLDER) else { return Ok(()) };
     if !is_root() {
@@ -92,7 +93,7 @@ pub fn put_settings_right() -> Result<()> {
     Ok(())
 }
 
-/// Writes what a record says that nobody has cleared. Its lock must be held.
+/// Restores the value of a record that was never cleared. Its lock must be held.
 fn put_right(file: &Path, record: &Path, lock: &File) -> Result<()> {
     let value = fs::read_to_string(record)?;
     if value.is_empty() {
@@ -109,14 +110,14 @@ fn clear(record: &File) -> std::io::Result<()> {
     record.set_len(0)
 }
 
-/// Where the record of a setting lies.
+/// Path of the record of a setting.
 fn record_of(file: &Path) -> Result<PathBuf> {
     let path = file.to_str().context("a setting has a name in UTF-8")?;
     ensure!(!path.contains('!'), "{path}: the records have no name for it");
     Ok(Path::new(FOLDER).join(path.replace('/', "!")))
 }
 
-/// The value of a setting, of `always [madvise] never` the word in brackets.
+/// The value of a setting; in `always [madvise] never`, the word in brackets.
 fn chosen(text: &str) -> String {
     let word = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(word, _)| word);
     word.unwrap_or(text).trim().to_owned()

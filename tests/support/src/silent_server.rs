@@ -1,4 +1,4 @@
-//! A file system that a program of another user serves, until it answers nobody any more.
+//! A file system that a program of another user serves, until it stops answering.
 
 use crate::{Context, Program, Session};
 use anyhow::{Context as _, Result};
@@ -36,7 +36,7 @@ impl SilentServer {
         &self.folder
     }
 
-    /// From now on it answers no request.
+    /// Stops answering requests.
     ///
     /// # Errors
     /// It has ended.

@@ -9,8 +9,7 @@ use std::process::Command;
 /// Where Debian's package of the C++ tree puts it.
 pub const GOOGLETEST: &str = "/usr/src/googletest";
 
-/// A source tree and the folder that it is built in, which is always the same: compilers write its name into what they
-/// make.
+/// A source tree and its build folder, which is always the same: compilers write its name into their output.
 #[derive(Clone, Debug)]
 pub struct SourceTree {
     kind: Kind,
@@ -24,7 +23,8 @@ enum Kind {
 }
 
 impl SourceTree {
-    /// A crate of this workspace with what it depends on, built by cargo without the network: it has all of it already.
+    /// A crate of this workspace with its dependencies, built by cargo without the network; all sources are already
+    /// present.
     pub fn of_rust(folder: &Path) -> Self {
         Self { kind: Kind::Cargo, folder: folder.join("cargo-build") }
     }
@@ -42,10 +42,10 @@ impl SourceTree {
         }
     }
 
-    /// Removes what was built and prepares the folder to build it anew.
+    /// Removes the outputs and prepares the folder for a new build.
     ///
     /// # Errors
-    /// cmake does not like the tree, or the folder cannot be changed.
+    /// cmake refuses the tree, or the folder cannot be changed.
     pub fn clear(&self) -> Result<()> {
         if self.folder.exists() {
             fs::remove_dir_all(&self.folder)?;
@@ -67,7 +67,7 @@ impl SourceTree {
                 let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
                 cargo.args(["build", "--offline", "--quiet", "-j2", "-p", "address-space", "--manifest-path"]);
                 cargo.arg(crate::workspace().join("Cargo.toml")).arg("--target-dir").arg(&self.folder);
-                // What is kept for the next build is not part of what is built.
+                // Files kept for the next build are not compared.
                 cargo.env("CARGO_INCREMENTAL", "0");
                 cargo
             }
@@ -79,10 +79,10 @@ impl SourceTree {
         }
     }
 
-    /// What the compilers and linkers have made, by names below the folder.
+    /// The outputs of the compilers and linkers, by names below the folder.
     ///
     /// # Errors
-    /// Nothing is there, or it cannot be read.
+    /// There are none, or one cannot be read.
     pub fn outputs(&self) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
         let mut outputs = BTreeMap::new();
         collect(&self.folder, &self.folder, &mut outputs)?;
@@ -104,10 +104,10 @@ fn collect(folder: &Path, root: &Path, outputs: &mut BTreeMap<PathBuf, Vec<u8>>)
     Ok(())
 }
 
-/// Compares what two builds have made.
+/// Compares the outputs of two builds.
 ///
 /// # Errors
-/// The first file that differs or is missing.
+/// A file differs or is missing: the first one.
 pub fn same_outputs(one: &BTreeMap<PathBuf, Vec<u8>>, other: &BTreeMap<PathBuf, Vec<u8>>) -> Result<()> {
     let names = |outputs: &BTreeMap<PathBuf, Vec<u8>>| outputs.keys().cloned().collect::<Vec<_>>();
     ensure!(names(one) == names(other), "other files: {:?} and {:?}", names(one), names(other));
@@ -119,10 +119,10 @@ pub fn same_outputs(one: &BTreeMap<PathBuf, Vec<u8>>, other: &BTreeMap<PathBuf, 
     Ok(())
 }
 
-/// How many programs of the name a report of `run --only NAME --report` tells of, all of which must stand on huge pages.
+/// Number of programs of this name in a report of `run --only NAME --report`; all of them must be on huge pages.
 ///
 /// # Errors
-/// One was not lifted, or none is there.
+/// A program was not lifted, or the report has none.
 pub fn lifted_programs(report: &Path, name: &str) -> Result<usize> {
     let text = fs::read_to_string(report).with_context(|| format!("no report {}", report.display()))?;
     for line in text.lines() {

@@ -1,4 +1,4 @@
-//! A uprobe for the time of a test, in an instance of tracefs of its own.
+//! A uprobe for the duration of a test, in a separate instance of tracefs.
 
 use crate::Context;
 use anyhow::{Context as _, Result};
@@ -17,7 +17,7 @@ impl Uprobe {
     /// Sets a probe at an offset in a file, in bytes.
     ///
     /// # Errors
-    /// There is no tracefs, or the kernel refuses the place.
+    /// There is no tracefs, or the kernel refuses the offset.
     pub fn new(t: &Context, file: &Path, offset: u64) -> Result<Self> {
         Self::at(t, file, &format!("{offset:#x}"))
     }
@@ -42,7 +42,7 @@ impl Uprobe {
         Ok(set)
     }
 
-    /// How often it was hit so far; it is switched off.
+    /// Switches the probe off and returns the number of hits.
     ///
     /// # Errors
     /// The trace cannot be read.

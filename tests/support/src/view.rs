@@ -1,4 +1,4 @@
-//! A process as the kernel and the process's own dynamic linker show it.
+//! A process as shown by the kernel and the process's dynamic linker.
 
 use crate::process::poll_until;
 use address_space::{
@@ -24,13 +24,13 @@ const MOST_OBJECTS: usize = 10_000;
 pub struct LoadedElf {
     /// Path of the file.
     pub path: String,
-    /// What is added to its addresses.
+    /// Offset added to its addresses.
     pub bias: u64,
-    /// Its shape.
+    /// Its headers.
     pub image: ElfImage,
 }
 
-/// One look at a process. The process should stand still during it.
+/// A snapshot of a process, which should be stopped meanwhile.
 #[derive(Clone, Debug)]
 pub struct View {
     /// The process.
@@ -39,7 +39,7 @@ pub struct View {
     pub base_page: PageSize,
     /// Its mappings.
     pub space: AddressSpace,
-    /// Its mappings with the kernel's account of them.
+    /// Its mappings with the kernel's statistics.
     pub usages: Vec<MappingUsage>,
     /// Its objects, the executable first.
     pub objects: Vec<LoadedElf>,
@@ -49,7 +49,7 @@ impl View {
     /// Looks at a process.
     ///
     /// # Errors
-    /// It is gone or not ours.
+    /// The process is gone or belongs to another user.
     pub fn of(pid: u32) -> Result<Self> {
         let read =
             |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).with_context(|| format!("{pid}/{name}"));
@@ -70,7 +70,7 @@ impl View {
         self.objects.first().context("no executable was found")
     }
 
-    /// The object whose path ends so.
+    /// The object whose path has this end.
     ///
     /// # Errors
     /// There is none.
@@ -113,7 +113,8 @@ impl View {
         Ok(found)
     }
 
-    /// For a program started through the dynamic linker, which then has no list that can be found from outside.
+    /// Also works for a program started through the dynamic linker, which then has no list that can be found from
+    /// outside.
     fn objects_by_mappings(&self, executable: &str) -> Vec<LoadedElf> {
         let mut found = Vec::new();
         for (key, mappings) in file_groups(&self.space) {
@@ -170,7 +171,7 @@ impl View {
     /// Compares the read-only segments that no relocation changes with the file, byte for byte.
     ///
     /// # Errors
-    /// They differ: where.
+    /// They differ: the address.
     pub fn check_read_only_contents(&self, object: &LoadedElf) -> Result<()> {
         let file = fs::read(&object.path)?;
         for segment in object.image.segments.iter().filter(|s| !s.protection.write && s.file_size > 0) {
@@ -183,7 +184,7 @@ impl View {
         Ok(())
     }
 
-    /// Asks the kernel's table of page flags whether every base page of the range is part of a huge page. Root only.
+    /// Checks in the kernel's table of page flags that every base page of the range is part of a huge page. Root only.
     ///
     /// # Errors
     /// A page is not, or the tables cannot be read.
@@ -254,7 +255,7 @@ fn auxiliary_vector(pid: u32) -> Result<BTreeMap<u64, u64>> {
     Ok(bytes.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..]))).collect())
 }
 
-/// Where the dynamic linker keeps its `struct r_debug`, from the executable's dynamic section.
+/// Address of the dynamic linker's `struct r_debug`, from the executable's dynamic section.
 fn debug_address(memory: &Memory, auxv: &BTreeMap<u64, u64>, bias: u64) -> Result<Option<u64>> {
     let headers = *auxv.get(&AT_PHDR).context("no AT_PHDR")?;
     let mut dynamic = None;
@@ -284,7 +285,7 @@ pub fn process_field(pid: u32, field: &str) -> Option<String> {
 /// Waits until the process is in one of these states (`T` stopped, `t` stopped under a tracer, `Z` ended, `S` asleep).
 ///
 /// # Errors
-/// It does not come to it in half a minute.
+/// The process reaches none within half a minute.
 pub fn process_state(pid: u32, wanted: &str) -> Result<()> {
     let what = format!("process {pid} to be in one of the states {wanted}");
     let is_one = |state: String| state.chars().next().is_some_and(|state| wanted.contains(state));

@@ -1,4 +1,4 @@
-//! Other kernels: a virtual machine with an initramfs made here, whose init script prints results on the console.
+//! Other kernels: a virtual machine with an initramfs built here, whose init script prints results on the console.
 
 use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
 
 impl Default for Initramfs {
-    /// The root folder alone. If it had no entry, everybody could write to it: it is a tmpfs with mode 1777.
+    /// The root folder alone. Without an entry for it, everybody could write to it: it would be a tmpfs with mode 1777.
     fn default() -> Self {
         let mut initramfs = Self { archive: Vec::new(), present: BTreeSet::new() };
         initramfs.entry(".", FOLDER, &[]);
@@ -111,7 +111,7 @@ pub struct VirtualMachine {
     pub nodes: Vec<u32>,
     /// More words for the kernel's command line.
     pub boot: &'static str,
-    /// CPUs beside the two that it starts with, off until a script sets them online.
+    /// Additional CPUs, off until a script sets them online; the machine starts with two.
     pub more_cpus: u32,
     /// Contents of its virtio disks: `/dev/vda`, `/dev/vdb` and so on.
     pub disks: Vec<PathBuf>,
@@ -154,11 +154,11 @@ impl VirtualMachine {
     }
 }
 
-/// The files of these modules and of those that they need, each after what it needs. Names are as the kernel has them, with
+/// Files of these modules and of their dependencies, each after its dependencies. Names are in the kernel's form, with
 /// `_` for `-`.
 ///
 /// # Errors
-/// A module cannot be read. One that `wanted` names and that is not there is taken to be a part of the kernel itself.
+/// A module cannot be read. A module in `wanted` without a file counts as a built-in part of the kernel.
 pub fn modules_in_order(folder: &Path, wanted: &[&str]) -> Result<Vec<PathBuf>> {
     let files = fs::read_dir(folder).with_context(|| format!("no modules in {}", folder.display()))?;
     let files: Vec<PathBuf> = files.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
@@ -179,7 +179,8 @@ fn add_module(name: &str, files: &[PathBuf], order: &mut Vec<PathBuf>) -> Result
     Ok(())
 }
 
-/// What the line `depends=` of a module's `.modinfo` section names (kernel/module/main.c; the lines end with a zero byte).
+/// The names in the line `depends=` of a module's `.modinfo` section (kernel/module/main.c; the lines end with a zero
+/// byte).
 fn modules_needed(module: &[u8]) -> Vec<String> {
     const NAME: &[u8] = b"\0depends=";
     let Some(at) = module.windows(NAME.len()).position(|window| window == NAME) else { return Vec::new() };
@@ -191,7 +192,7 @@ fn modules_needed(module: &[u8]) -> Vec<String> {
 /// The results that an init script has printed: `RESULT ok NAME` or `RESULT failed NAME: why`.
 ///
 /// # Errors
-/// A check failed, none was made, or the script did not come to its end.
+/// A check failed, there was none, or the script did not finish.
 pub fn check_results(console: &str, least: usize) -> Result<usize> {
     let results: Vec<&str> = console.lines().filter_map(|line| line.split_once("RESULT ")).map(|(_, r)| r).collect();
     let failed: Vec<&&str> = results.iter().filter(|result| !result.starts_with("ok ")).collect();
