@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     status
 }
 
-/// What Debian's tools check at each build is what the header promises.
+/// `libpagelift0.symbols`, which Debian's tools check at each build, lists exactly the interface.
 fn symbols(_: &Context) -> Result<()> {
     let folder = workspace().join("packaging");
     let mut interface: Vec<String> =
@@ -78,8 +78,8 @@ fn symbols(_: &Context) -> Result<()> {
     Ok(())
 }
 
-/// No complaint beside those that are excepted with a reason; the same bytes from another folder, later, by another user's
-/// settings.
+/// No complaint beyond the exceptions, each of which has a reason; the same bytes from another folder, at a later time,
+/// with another user's settings.
 fn clean(t: &Context, kind: Kind) -> Result<()> {
     let packages = pack(t, kind, "1")?;
     let mut lint = match kind {
@@ -123,7 +123,7 @@ fn clean(t: &Context, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// What a user does with an installed Pagelift; it ends with 0 where all of that works.
+/// A user's steps with an installed Pagelift; exit status 0 if all succeed.
 const USE: &str = "pagelift --version
     pagelift demo --for 2s --pages thp > /tmp/demo
     grep -q 'text .* thp' /tmp/demo
@@ -134,7 +134,7 @@ const USE: &str = "pagelift --version
     rm /tmp/demo /tmp/maps /tmp/said";
 const UNITS: [&str; 2] = ["pagelift-cache.timer", "pagelift-cache-lock.service"];
 
-/// What `pagelift enable` writes: without it a service starts as before, with it not without Pagelift.
+/// A file that `pagelift enable` writes: with it the service starts only if Pagelift is installed.
 const SERVICE: &str = "etc/systemd/system/demo.service.d/zz-pagelift.conf";
 const LIFTED: &str = "# Written by `pagelift enable`. `pagelift disable` removes it.
 # Unit: demo.service
@@ -147,10 +147,10 @@ ExecStart=
 ExecStart=/usr/bin/pagelift run -- /bin/true
 ";
 
-/// What a copy of Pagelift in another folder has written stays.
+/// The file of a copy of Pagelift in another folder, which a removal leaves.
 const OTHER_SERVICE: &str = "etc/systemd/system/other.service.d/zz-pagelift.conf";
 
-/// Writes what two copies of Pagelift have enabled, one of them the package's.
+/// Writes the files of two copies of Pagelift, of which one is the package's.
 fn enable_services(t: &Context, root: &Root) -> Result<()> {
     root.write(SERVICE, LIFTED)?;
     let others = LIFTED.replace("demo.service", "other.service").replace("/usr/bin/pagelift", "/opt/bin/pagelift");
@@ -158,7 +158,7 @@ fn enable_services(t: &Context, root: &Root) -> Result<()> {
     root.run(t, "pagelift enabled | grep -q demo.service")
 }
 
-/// What the administrator has made, and a removal leaves.
+/// The administrator's files, which a removal leaves.
 const LEFT: [&str; 4] =
     ["etc/pagelift", "etc/pagelift/cache.conf", "etc/systemd/system/other.service.d", OTHER_SERVICE];
 
@@ -185,7 +185,7 @@ fn deb_in_a_root(t: &Context) -> Result<()> {
     root.left(&before, &LEFT)
 }
 
-/// Packed on this release, used on the older or newer one.
+/// Packed on this release, used on the older or newer release.
 fn deb_in_another_release(t: &Context) -> Result<()> {
     let packages = pack(t, Kind::Deb, "1")?;
     let root = Root::of_another_release(t)?;
@@ -197,7 +197,7 @@ fn deb_in_another_release(t: &Context) -> Result<()> {
     root.left(&before, &[])
 }
 
-/// In a copy of this machine, which has the compilers.
+/// Used in a copy of this machine, which has the compilers.
 fn deb_for_development(t: &Context) -> Result<()> {
     let packages = pack(t, Kind::Deb, "1")?;
     let root = Root::over_this_machine(t)?;
@@ -237,7 +237,7 @@ fn rpm_in_a_root(t: &Context) -> Result<()> {
     root.run(t, USE)?;
     ensure!(root.enabled(&UNITS)?.len() == UNITS.len(), "the upgrade has disabled units");
     enable_services(t, &root)?;
-    // rpm knows no purge: what is left is what others wrote.
+    // rpm has no purge: only files of others are left.
     root.rpm(t, "-e", &["pagelift", "pagelift-libs", "pagelift-devel"].map(PathBuf::from))?;
     root.left(&before, &LEFT)
 }

@@ -1,4 +1,4 @@
-//! A root with a Debian of essential packages and systemd only, or a copy of this machine's that is thrown away.
+//! A root with a Debian of essential packages and systemd only, or a temporary copy of this machine's root.
 
 use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeSet;
@@ -22,8 +22,8 @@ const ENTER: &str = "if [ -n \"${LAYERS:-}\" ]; then
     mount --rbind /dev \"$ROOT/dev\"
     export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
     exec chroot \"$ROOT\" /bin/sh -ec \"$SCRIPT\"";
-/// The package managers' own records and caches, which name no file of a package: files, folders that stay when they are
-/// empty, and with a `/` at the end folders with all that is in them.
+/// The package managers' own records and caches, which name no file of a package: files, folders that stay when they
+/// are empty, and, with a `/` at the end, folders with their contents.
 const RECORDS: [&str; 14] = [
     "var/lib/dpkg/lock",
     "var/lib/dpkg/lock-frontend",
@@ -62,12 +62,12 @@ pub struct Root {
 }
 
 impl Root {
-    /// Makes a tree of this machine's own release, from the mirrors that its apt uses; once for all tests.
+    /// Makes a tree of this machine's release, from the mirrors of its apt; once for all tests.
     pub fn new(t: &Context) -> Result<Self> {
         Self::of_release(t, &own_release()?, &["--include=systemd"])
     }
 
-    /// Makes a tree of the other one of Debian 12 and 13, without systemd.
+    /// Makes a tree of the other release, Debian 12 or 13, without systemd.
     pub fn of_another_release(t: &Context) -> Result<Self> {
         Self::of_release(t, if own_release()? == "bookworm" { "trixie" } else { "bookworm" }, &[])
     }
@@ -90,7 +90,7 @@ impl Root {
         Ok(Self { path, layers: None, folder: t.folder().to_owned() })
     }
 
-    /// This machine's own root, of which changes are forgotten after each [`Root::run`].
+    /// This machine's own root; changes are discarded after each [`Root::run`].
     pub fn over_this_machine(t: &Context) -> Result<Self> {
         let (path, layers) = (t.folder().join("root"), t.folder().join("layers"));
         fs::create_dir(&path)?;
@@ -128,7 +128,7 @@ impl Root {
         Ok(fs::write(path, text)?)
     }
 
-    /// All files, links and folders, without what package managers and tests keep for themselves.
+    /// All files, links and folders except those that package managers and tests keep for themselves.
     pub fn files(&self) -> Result<BTreeSet<String>> {
         let mut find = Command::new("find");
         let found = find.arg(&self.path).args(["-xdev", "-printf", "%P\\n"]).output()?;
@@ -142,7 +142,7 @@ impl Root {
         Ok(text.lines().filter(kept).map(str::to_owned).collect())
     }
 
-    /// Checks that there are the files of `before`, and `others`, and no more.
+    /// Checks that exactly the files of `before` and `others` exist.
     pub fn left(&self, before: &BTreeSet<String>, others: &[&str]) -> Result<()> {
         let now = self.files()?;
         let missing: Vec<_> = before.difference(&now).collect();
@@ -152,7 +152,7 @@ impl Root {
         Ok(())
     }
 
-    /// Enables units as the administrator does.
+    /// Enables units like an administrator.
     pub fn enable(&self, t: &Context, units: &[&str]) -> Result<()> {
         let mut systemctl = Command::new("systemctl");
         systemctl.arg("--root").arg(&self.path).arg("enable").args(units);
@@ -172,7 +172,7 @@ impl Root {
         Ok(files.iter().filter(enables).cloned().collect())
     }
 
-    /// Checks that the programs which units start, and the manual pages that they name, are there.
+    /// Checks that the programs which units start, and the manual pages that they name, exist.
     pub fn units_are_sound(&self, t: &Context) -> Result<()> {
         let script = "cd /lib/systemd/system
             test \"$(ls pagelift-* | wc -l)\" -ge 3
@@ -183,8 +183,8 @@ impl Root {
         self.run(t, script)
     }
 
-    /// Makes rpm's records in the root: of a package that provides what the root's C libraries really provide. The folders
-    /// that it makes come with every distribution that has rpm, and its dynamic linker searches /usr/lib64.
+    /// Makes rpm's records in the root: of a package that provides the capabilities of the root's C libraries. Every
+    /// distribution with rpm has the folders that it makes, and its dynamic linker searches /usr/lib64.
     pub fn make_rpm_root(&self, t: &Context) -> Result<()> {
         let script = "libraries=$(find $ROOT/usr/lib -name 'lib*.so.*' -type f -o -name 'ld-linux*' -type f)
             { printf '%s' \"$BASE\"
@@ -207,7 +207,7 @@ impl Root {
         rpm.arg("--root").arg(&self.path).args(["--dbpath", "/var/lib/rpm", what]).args(packages);
         let said = t.run(rpm)?.success()?;
         let text = said.stdout + &said.stderr;
-        // Debian's rpm says each time that alien should be used.
+        // Debian's rpm always prints a hint to use alien.
         let words: Vec<&str> = text.lines().filter(|line| !line.starts_with("rpm: ")).collect();
         ensure!(words.is_empty(), "rpm {what}: {words:?}");
         Ok(())
