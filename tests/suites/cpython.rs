@@ -1,5 +1,4 @@
-//! More of CPython's tests: whatever has to do with processes, threads, memory, files, sockets and the interpreter's own
-//! machinery.
+//! More of CPython's tests: those about processes, threads, memory, files, sockets and the interpreter's internals.
 
 use crate::compare;
 use test_support::{Need, PythonRun, PythonTests, Test, test_case};

@@ -1,5 +1,5 @@
-//! The tests of Go's own runtime and of the packages next to the kernel. Debian's golang-go brings their sources, and so
-//! does any other Go toolchain.
+//! The tests of Go's own runtime and of the packages next to the kernel. Debian's golang-go contains their sources, and
+//! so does any other Go toolchain.
 
 use crate::{compare, plain_once};
 use anyhow::{Context as _, Result, ensure};
@@ -76,7 +76,7 @@ impl Tests {
         let output = t.run_within(command, LIMIT)?;
         let mut outcomes = Outcomes::default();
         for line in output.stdout.lines() {
-            // `--- PASS: TestName (0.01s)`; those of parts of a test are indented.
+            // `--- PASS: TestName (0.01s)`; lines of subtests are indented.
             let Some((word, rest)) = line.strip_prefix("--- ").and_then(|line| line.split_once(": ")) else { continue };
             let name = rest.split_whitespace().next().context("a test without a name")?;
             outcomes.add(

@@ -1,8 +1,8 @@
-//! Suites and programs that nobody wrote for Pagelift, plain and lifted: `make suites`. Not among `make test`, since they
-//! take about an hour.
+//! Foreign suites and programs, plain and lifted: `make suites`. Not part of `make test`, because they take about an
+//! hour.
 //!
-//! What passes plain must pass lifted; what fails plain is not counted, what does not apply here is skipped with its
-//! reason.
+//! A test that passes plain must pass lifted; a test that fails plain is not counted; a test that does not apply here
+//! is skipped with its reason.
 
 mod chromium;
 mod cpython;
@@ -32,14 +32,14 @@ type PlainRun = Arc<OnceLock<Result<Outcomes, String>>>;
 /// The outcomes of a suite's plain run, which all tests that compare with it share.
 ///
 /// # Errors
-/// What `run` said, the same for each caller.
+/// The error of `run`, the same for each caller.
 fn plain_once(suite: &str, run: impl FnOnce() -> Result<Outcomes>) -> Result<Outcomes> {
     static RUNS: Mutex<BTreeMap<String, PlainRun>> = Mutex::new(BTreeMap::new());
     let known = Arc::clone(RUNS.lock().unwrap_or_else(PoisonError::into_inner).entry(suite.to_owned()).or_default());
     known.get_or_init(|| run().map_err(|e| format!("{e:#}"))).clone().map_err(|e| anyhow!("plain: {e}"))
 }
 
-/// Compares with a plain run and prints a line about both: a suite's own tests are no tests of ours.
+/// Compares with a plain run and prints a line about both: the suite's own tests are not listed as tests.
 ///
 /// # Errors
 /// See [`Outcomes::check_same`].

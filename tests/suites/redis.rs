@@ -1,4 +1,4 @@
-//! Redis' own test suite, from Debian's source, against Debian's server in each way that it can be lifted.
+//! Redis' own test suite, from Debian's source, against Debian's server, lifted in each possible way.
 
 use crate::{compare, plain_once};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -13,12 +13,12 @@ use test_support::{
 
 /// For one unit of the suite; a minute or two is usual.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Units that run at the same time look for free ports in ranges of so many.
+/// Size of a range of ports; each of the parallel units looks for free ports in its own range.
 const PORTS: usize = 64;
 const FIRST_PORT: usize = 21111;
 const RANGES: usize = 64;
 const POOL: u64 = 1 << 30;
-/// What `src` in Redis' source holds once it is built.
+/// The contents of `src` in Redis' source after a build.
 const PROGRAMS: [&str; 5] = ["redis-server", "redis-cli", "redis-benchmark", "redis-check-aof", "redis-check-rdb"];
 
 /// How the servers are lifted.
@@ -26,7 +26,7 @@ const PROGRAMS: [&str; 5] = ["redis-server", "redis-cli", "redis-benchmark", "re
 enum Way {
     /// Each server by `pagelift run` with these options.
     Each(&'static [&'static str]),
-    /// All of them by one `pagelift run --only` around the whole suite.
+    /// All servers by one `pagelift run --only` around the whole suite.
     Only,
 }
 
@@ -90,7 +90,7 @@ fn check(t: &Context, name: &str, unit: &str, way: Way, ports: usize) -> Result<
 }
 
 fn outcomes(t: &Context, unit: &str, name: &str, way: Option<Way>, ports: usize) -> Result<Outcomes> {
-    // The names of its sockets, which hold the folder's, may have 107 bytes (unix(7)).
+    // A socket's name, which includes the folder's name, may have 107 bytes (unix(7)).
     let tree = std::env::temp_dir().join(format!("pagelift-redis-{}-{ports}-{name}", std::process::id()));
     prepare(&tree, way)?;
     t.note(format!("servers' logs, kept where a test fails: {}", tree.join("tests/tmp").display()));
@@ -103,7 +103,7 @@ fn outcomes(t: &Context, unit: &str, name: &str, way: Option<Way>, ports: usize)
         _ => suite,
     };
     let output = t.run_within(suite, LIMIT)?;
-    // 1: a test failed, which the outcomes say.
+    // 1: a test failed, as the outcomes show.
     let ended_well = matches!(output.ending, Ending::Exit(0 | 1));
     ensure!(ended_well, "{:?}:\n{}{}", output.ending, output.stdout, output.stderr);
     let outcomes = read(&output.stdout);
@@ -113,7 +113,7 @@ fn outcomes(t: &Context, unit: &str, name: &str, way: Option<Way>, ports: usize)
     Ok(outcomes)
 }
 
-/// Lays out what the suite expects below its current folder: its tests, and the installed programs in `src`.
+/// Prepares the files that the suite expects below its current folder: its tests, and the installed programs in `src`.
 fn prepare(tree: &Path, way: Option<Way>) -> Result<()> {
     fs::create_dir_all(tree.join("src"))?;
     let copied = ["tests", "utils", "redis.conf", "sentinel.conf"].map(|name| source().join(name));

@@ -1,4 +1,4 @@
-//! The programs of /usr/bin with arguments that do no harm: what they write and how they end is the same.
+//! The programs of /usr/bin with harmless arguments: their output and their ending stay the same.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -14,11 +14,11 @@ use test_support::{Context, Ending, Need, Session, Skipped, Test, is_root, pagel
 
 const FOLDER: &str = "/usr/bin";
 const ARGUMENTS: [&str; 2] = ["--version", "--help"];
-/// A program that takes longer waits for something that is not here.
+/// A program that takes longer waits for something that does not exist here.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Bytes, for each file that a program writes.
+/// Limit in bytes for each file that a program writes.
 const MOST_OUTPUT: u64 = 4 << 20;
-/// Plain runs that look for an output which differs from the usual one.
+/// Number of further plain runs, until one has the output of the lifted run.
 const MORE_RUNS: u32 = 50;
 /// Debian's and everybody's `nobody`.
 const NOBODY: u32 = 65534;
@@ -73,7 +73,7 @@ fn same_outputs(t: &Context, name: &str) -> Result<()> {
     }
 }
 
-/// Why the ordinary user cannot execute the `pagelift` under test, as in a folder that only root may enter.
+/// Why the ordinary user cannot execute the `pagelift` under test: for example a folder that only root may enter.
 fn out_of_reach() -> Option<&'static String> {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
     let why = || {
@@ -89,7 +89,7 @@ fn out_of_reach() -> Option<&'static String> {
     WHY.get_or_init(why).as_ref()
 }
 
-/// What a program writes and how it ends.
+/// The output and the ending of a program.
 #[derive(PartialEq, Eq)]
 struct Said {
     ending: Ending,
@@ -97,7 +97,7 @@ struct Said {
     stderr: Vec<u8>,
 }
 
-/// Why nothing can be compared; `None` where the outputs are the same.
+/// Why the outputs cannot be compared; `None` if they are the same.
 fn compare_once(t: &Context, name: &str, argument: &str, scratch: &Path) -> Result<Option<String>> {
     let mut program = Command::new(Path::new(FOLDER).join(name));
     program.arg(argument);
@@ -110,7 +110,7 @@ fn compare_once(t: &Context, name: &str, argument: &str, scratch: &Path) -> Resu
         return Ok(Some(format!("{argument} gives other output each time")));
     }
     let lifted = run(t, &t.lifted(&["--quiet"], &program)?, scratch).with_context(|| format!("{argument}, lifted"))?;
-    // The order in which children write, or that of a hash, gives a few different outputs plain, too.
+    // The order of children's writes, or of a hash, varies the output of plain runs, too.
     if lifted == one || (0..MORE_RUNS).any(|_| plain().is_ok_and(|another| another == lifted)) {
         return Ok(None);
     }
@@ -131,7 +131,7 @@ fn same_text(what: &str, plain: &[u8], lifted: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command with its output in files, as some programs write without an end when they have no input.
+/// Runs a command with its output in files, because some programs write without end if they have no input.
 fn run(t: &Context, command: &Command, scratch: &Path) -> Result<Said> {
     let files = ["stdout", "stderr"].map(|name| t.folder().join(name));
     let mut command = harmless(command, scratch);
@@ -141,8 +141,8 @@ fn run(t: &Context, command: &Command, scratch: &Path) -> Result<Said> {
     Ok(Said { ending: output.ending, stdout: fs::read(&files[0])?, stderr: fs::read(&files[1])? })
 }
 
-/// The command as an ordinary user who may gain no privileges and write no large file, in a folder of its own, with next
-/// to no environment.
+/// The command as an ordinary user who may gain no privileges and write no large file, in a new folder, with nearly no
+/// environment.
 fn harmless(command: &Command, scratch: &Path) -> Command {
     let mut result = Command::new("prlimit");
     result.args([format!("--fsize={MOST_OUTPUT}"), "--core=0".to_owned()]);
@@ -155,7 +155,7 @@ fn harmless(command: &Command, scratch: &Path) -> Command {
     result
 }
 
-/// Some programs leave a server of theirs running, plain too.
+/// Some programs leave their server running, plain too.
 fn end_own_processes(t: &Context) {
     for line in t.own_processes() {
         if let Some(pid) = line.split(' ').next().and_then(|pid| pid.parse().ok()) {
