@@ -101,7 +101,7 @@ impl<'a> Machine<'a> {
         Ok(self.t.run(command)?.success()?.stdout)
     }
 
-    /// Ends an agent. Returns what it has said.
+    /// Ends an agent. Returns its messages.
     pub fn stop(&self, agent: Session) -> Result<String> {
         agent.signal(Signal::SIGTERM)?;
         let output = agent.finish()?;
@@ -116,7 +116,7 @@ impl<'a> Machine<'a> {
         serde_json::from_str(&output.stdout).context("no JSON")
     }
 
-    /// Waits until the agent has scanned so many times more.
+    /// Waits until the agent has scanned this number of times more.
     pub fn wait_for_scans(&self, number: u64) -> Result<()> {
         let scans = || self.status().ok().and_then(|status| status["agent"]["counts"]["scans"].as_u64()).unwrap_or(0);
         let due = scans() + number;
@@ -209,7 +209,7 @@ impl Served {
         Ok(())
     }
 
-    /// Ends it as a crash would.
+    /// Ends it like a crash.
     pub fn crash(self) -> Result<()> {
         self.session.signal(Signal::SIGSEGV)?;
         self.session.finish().map(drop)

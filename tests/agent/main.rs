@@ -1,4 +1,4 @@
-//! `pagelift agent` on real programs: lifted by rule, refused with the reason, and safe whatever ends when.
+//! `pagelift agent` on real programs: lifted by rule, refused with the reason, and safe whichever process ends first.
 
 mod machine;
 mod measured;
@@ -17,7 +17,7 @@ use test_support::{Context, Ending, Freezer, Need, Test, View, main_of_one_at_a_
 
 /// The longest wait for an action of an agent that scans ten times a second.
 const SOON: Duration = Duration::from_secs(60);
-/// How often an agent or its worker is killed; `PAGELIFT_ROUNDS` replaces it.
+/// Number of times that an agent or its worker is killed; `PAGELIFT_ROUNDS` replaces it.
 const KILLS: u64 = 8;
 /// Programs that are lifted while agents are killed.
 const PROGRAMS: usize = 3;
@@ -180,7 +180,8 @@ fn kills() -> u64 {
     std::env::var("PAGELIFT_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(KILLS)
 }
 
-/// Kills the children of an agent, a number of microseconds after one was seen. False if there was none in time.
+/// Kills the children of an agent, a number of microseconds after the first one appears. False if none appeared in
+/// time.
 fn kill_workers(agent: u32, after: u64) -> bool {
     let children = || fs::read_to_string(format!("/proc/{agent}/task/{agent}/children")).unwrap_or_default();
     if poll_until(Duration::from_secs(5), "a worker", || !children().is_empty()).is_err() {
@@ -193,8 +194,8 @@ fn kill_workers(agent: u32, after: u64) -> bool {
     true
 }
 
-/// The worker of a killed agent ends by itself. The next agent lifts nothing that the ledger has. The program and the agent of a
-/// killed worker run on.
+/// The worker of a killed agent ends by itself. The next agent lifts nothing that the ledger lists. If a worker is
+/// killed, the program and the agent continue.
 fn killed(t: &Context) -> Result<()> {
     let machine = Machine::new(t, "act", "")?;
     let mut programs = (0..PROGRAMS).map(|_| machine.serve(&[], &[])).collect::<Result<Vec<Served>>>()?;
@@ -240,7 +241,7 @@ fn alone(t: &Context) -> Result<()> {
     machine.stop(agent).map(drop)
 }
 
-/// By the kernel's count for a cgroup of the agent and its workers.
+/// Measured by the kernel for a cgroup of the agent and its workers.
 fn within_budget(t: &Context) -> Result<()> {
     // Less than ten scans a second cost on a fast CPU with few processes, and enough for a lift at first.
     const RATE: f64 = 0.003;
@@ -252,7 +253,7 @@ fn within_budget(t: &Context) -> Result<()> {
     agent.wait_for_stderr(": lifted serves_from_large_code")?;
     let dropped = || machine.status().ok().and_then(|status| status["agent"]["counts"]["dropped_scans"].as_u64());
     poll_until(SOON, "a dropped scan", || dropped() > Some(0))?;
-    // The full budget at the start is used up. The rest is what is earned, one scan at most, and reads of the files.
+    // The full budget at the start is used up. The rest is the earned budget, at most one scan, and reads of the files.
     let (begin, before) = (Instant::now(), group.cpu_time()?);
     poll_until(SOON, "more dropped scans", || dropped() > Some(30))?;
     let spent = group.cpu_time()?.saturating_sub(before);

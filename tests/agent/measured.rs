@@ -19,7 +19,7 @@ fn machine(t: &Context) -> Result<Machine<'_>> {
     Ok(machine)
 }
 
-/// Imports the measurement that was made three times more, as if it were of other boots and had this decision.
+/// Imports three copies of the measurement, as if from other boots, with this decision.
 fn confirmed(t: &Context, machine: &Machine<'_>, decision: &str) -> Result<()> {
     let exported = machine.run_verdicts(&["export"])?;
     let mut record: Value = serde_json::from_str(&exported)?;
@@ -78,7 +78,7 @@ pub fn what_pays(t: &Context) -> Result<()> {
     ensure!(status["ledger"]["counts"]["measurements"] == 1, "{status}");
     ensure!(status["ledger"]["counts"]["measured_blocks"].as_u64() >= Some(12), "{status}");
     confirmed(t, &machine, "keep")?;
-    // One of twenty is measured all the same.
+    // One program of twenty is still measured.
     let another = loop {
         let another = machine.work(STEPS, LESS)?;
         if machine.explain(another.pid())?.contains("ok   lifted without a measurement; a lift pays: 4 measurements") {
@@ -93,7 +93,7 @@ pub fn what_pays(t: &Context) -> Result<()> {
     another.end()
 }
 
-/// A program that gains nothing is left plain, and so are all others of its build once the verdict is known.
+/// A program that gains nothing stays plain, and so do all others of its build once the verdict is known.
 pub fn what_is_equal(t: &Context) -> Result<()> {
     let machine = machine(t)?;
     let served = machine.work(STEPS, STEPS)?;

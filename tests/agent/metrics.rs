@@ -34,7 +34,7 @@ fn value(text: &str, name: &str) -> Option<f64> {
     samples(text).find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// A program is lifted and restored, and a scrape and a textfile say so.
+/// A program is lifted and restored; a scrape and a textfile show both.
 pub fn scraped(t: &Context) -> Result<()> {
     let (socket, file) = (t.folder().join("metrics"), t.folder().join("pagelift.prom"));
     let settings = format!("metrics = \"{}\"\ntextfile = \"{}\"", socket.display(), file.display());
@@ -72,7 +72,7 @@ pub fn scraped(t: &Context) -> Result<()> {
     served.end()
 }
 
-/// An address that is taken ends the agent with the reason; the command line comes before the rules.
+/// An occupied address ends the agent with the reason; the command line has precedence over the rules.
 pub fn taken(t: &Context) -> Result<()> {
     let other = TcpListener::bind("127.0.0.1:0")?;
     let address = other.local_addr()?.to_string();

@@ -1,6 +1,6 @@
-// Works without end in units, each of which makes one system call. A unit takes as many steps as the first argument says, and as
-// many as the second while memory of this process is on huge pages. It says that it is ready when it has used 0.3 s of CPU time.
-// For each line of input it says whether its code was right.
+// Works without end in units, each of which makes one system call. A unit takes PLAIN steps, or LIFTED steps while
+// memory of this process is on huge pages. The program reports that it is ready when it has used 0.3 s of CPU time. For
+// each line of input it reports whether its code was right.
 //
 //   costs_less_when_lifted PLAIN LIFTED
 //
@@ -21,8 +21,8 @@ static double used(void) {
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-/* True if a page in the middle of the code is anonymous (Documentation/admin-guide/mm/pagemap.rst). That costs the same in both
- * states; a read of smaps costs less if there are huge pages, which is a gain of a percent. */
+/* True if a page in the middle of the code is anonymous (Documentation/admin-guide/mm/pagemap.rst). This check costs
+ * the same in both states; a read of smaps costs less if there are huge pages, which is a gain of a percent. */
 static int is_lifted(void) {
     static int file = -1;
     uint64_t entry = 0;

@@ -1,6 +1,6 @@
-// Uses CPU time in its own large code, until it has used 0.3 s, says that it is ready, and then uses a little now and then. For
-// each line of input it says whether its code and constants were right all the time. For the line "fork" it says the PID of a fork
-// that waits until its parent ends.
+// Uses CPU time in its own large code until it has used 0.3 s, reports that it is ready, and then uses a little now and
+// then. For each line of input it reports whether its code and constants were right all the time. For the line "fork"
+// it prints the PID of a fork that waits until its parent ends.
 //
 //   serves_from_large_code [real-time | thread | closed | traced]
 //
@@ -52,7 +52,7 @@ static int become(const char *what) {
         if (pipe(pipes)) return 1;
         prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
         if (!fork()) {
-            // It ends with its parent: the pipe of the program's input is its own too.
+            // The fork ends with its parent, because it has the pipe of the program's input too.
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             done = ptrace(PTRACE_SEIZE, getppid(), 0, 0) ? 'n' : 'y';
             if (write(pipes[1], &done, 1) != 1) _exit(1);
