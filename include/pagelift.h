@@ -2,12 +2,12 @@
  * Pagelift: puts this process's code and data on huge pages, and takes them back.
  *
  * Link with libpagelift.so or libpagelift.a. The library needs no other library, starts no thread, keeps no file open
- * and never uses the program's allocator. Every function may be called from any thread at any time, before main too;
- * calls exclude each other. Whatever fails, memory is as it was, and the report says what was found, what was needed
- * and the command that fixes it.
+ * and never uses the program's allocator. Every function may be called from any thread at any time, also before main;
+ * calls exclude each other. Memory that cannot be lifted stays unchanged, and the report names what was found, what was
+ * needed, and the command that fixes it.
  *
- * With other threads running, read-only memory is lifted all the same; writable memory that would have to be replaced
- * is refused, and anonymous writable memory is turned into huge pages where it lies. So lift early.
+ * Lift early: while other threads run, read-only memory is lifted and anonymous writable memory is collapsed onto huge
+ * pages in place, but writable memory that would have to be replaced is refused.
  */
 #ifndef PAGELIFT_H
 #define PAGELIFT_H
@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-/* Results. Every function returns one; negative ones mean that nothing has been changed. */
+/* Results of calls. A negative result other than PAGELIFT_FAULT means that nothing was changed. */
 enum pagelift_result {
     PAGELIFT_OK = 0,
     /* Done in part: the report says what is left and why. */
@@ -34,60 +34,60 @@ enum pagelift_result {
     PAGELIFT_NO_MEMORY = -4,
     /* /proc is not mounted or not readable. */
     PAGELIFT_NOT_SEEN = -5,
-    /* The address space differs where it should not: a fault of the library, please report it. */
+    /* An unexpected change of the address space: a bug of the library, please report it. */
     PAGELIFT_FAULT = -6
 };
 
 /* Where huge pages come from. */
 enum pagelift_pages {
-    /* The page cache where it holds a file in huge folios, else the hugetlb pool where pages are free, else transparent
-     * huge pages. */
+    /* The first available source: huge folios of the file in the page cache, free pages of the hugetlb pool,
+     * transparent huge pages. */
     PAGELIFT_PAGES_AUTO = 0,
     PAGELIFT_PAGES_HUGETLB = 1,
     PAGELIFT_PAGES_THP = 2,
-    /* The page cache of the files themselves, for what is never written. */
+    /* The page cache of the files themselves, for memory that is never written. */
     PAGELIFT_PAGES_FILE = 3
 };
 
 /* Where huge pages for writable memory come from. */
 enum pagelift_writable_pages {
-    /* Transparent: forks work as ever, at no cost. */
+    /* Transparent huge pages: forks work as usual, without extra cost. */
     PAGELIFT_WRITABLE_THP = 0,
-    /* The pool. The library then copies this memory at each fork, so that no child is ever killed for want of a pool
-     * page: the child gets ordinary pages. vfork, posix_spawn and system cost nothing. A raw clone and _Fork are not
+    /* The pool. The library copies this memory at each fork and gives the child ordinary pages, so that no child is
+     * killed because the pool is empty. vfork, posix_spawn and system cost nothing. A raw clone and _Fork are not
      * guarded.
      *
-     * The child sees its memory as of one moment, as after any fork. While other threads run and the pool is empty,
-     * that takes the shared library, loaded with the program, and userfaultfd (Linux 5.19; CAP_SYS_PTRACE or sysctl
-     * vm.unprivileged_userfaultfd=1), by which the others' writes wait for the copy. Else a page that another thread
-     * writes to during the fork can be older in the child than the rest, by as long as the copying took; the logger is
-     * told so. */
+     * The child sees its memory as of one moment, as after any fork. If other threads run and the pool is empty, this
+     * needs the shared library, loaded with the program, and userfaultfd (Linux 5.19; CAP_SYS_PTRACE or sysctl
+     * vm.unprivileged_userfaultfd=1), which delays the other threads' writes until the copy is done. Without them, a
+     * page that another thread writes during the fork can be older in the child than the rest, by the duration of the
+     * copy; the logger gets a note. */
     PAGELIFT_WRITABLE_HUGETLB = 1
 };
 
-/* What to do with huge pages that hold read-only data and code side by side. */
+/* Treatment of huge pages that hold read-only data beside code. */
 enum pagelift_edges {
-    /* Leave them on ordinary pages; every protection stays as it was. */
+    /* They stay on ordinary pages; all protections stay unchanged. */
     PAGELIFT_EDGES_EXACT = 0,
-    /* Lift them; the read-only data in them becomes executable. */
+    /* They are lifted; the read-only data in them becomes executable. */
     PAGELIFT_EDGES_MERGE_READ_ONLY = 1
 };
 
-/* What to lift: bits of pagelift_options.lift. */
+/* Kinds of memory to lift: bits of pagelift_options.lift. */
 #define PAGELIFT_LIFT_TEXT 1u
 #define PAGELIFT_LIFT_RODATA 2u
 #define PAGELIFT_LIFT_DATA 4u
 #define PAGELIFT_LIFT_BSS 8u
 #define PAGELIFT_LIFT_HEAP 16u
-/* All of them. */
+/* All kinds. */
 #define PAGELIFT_LIFT_ALL 0u
 
-/* A line for the caller, without its end. The text lives during the call. The callback must not call the library. */
+/* Receives a line without its line feed. The text is valid during the call. The callback must not call the library. */
 typedef void (*pagelift_logger)(const char *line, void *context);
 
-/* What to lift and from where. Fill it with PAGELIFT_OPTIONS_DEFAULT or pagelift_options_init, then change fields. */
+/* Options of a lift. Initialize them with PAGELIFT_OPTIONS_DEFAULT or pagelift_options_init, then change fields. */
 typedef struct pagelift_options {
-    /* sizeof(pagelift_options): tells the library which fields the program knows. */
+    /* sizeof(pagelift_options): shows the library which fields the program knows. */
     size_t size;
     /* enum pagelift_pages. */
     int pages;
@@ -104,46 +104,46 @@ typedef struct pagelift_options {
     /* "exe", "all", or patterns such as "libjvm*,libz.so.1"; NULL for the executable and every object that holds at
      * least one whole huge page. */
     const char *objects;
-    /* Gets a line about the whole and one about each range; may be NULL. */
+    /* Receives a summary line, and a line for each range; may be NULL. */
     pagelift_logger logger;
     void *context;
-    /* Not 0: objects that are loaded later are lifted in the same way, before their constructors run; those that are
-     * linked without the usual start files, when a symbol is first looked up after that. Only the shared library, loaded
-     * with the program, can do that. A thread that is under more seccomp filters by then lifts nothing. */
+    /* Not 0: objects that are loaded later are lifted in the same way, before their constructors run. An object that is
+     * linked without the usual start files is lifted at the next dlsym call. Only the shared library, loaded with the
+     * program, can do this. A thread that has more seccomp filters by then lifts nothing. */
     int later_objects;
-    /* NUMA nodes of the pages that a lift fills for this process alone: "local" (the node of the CPU on which the caller
-     * runs), "interleave" (all nodes of its cpuset in turn), "node=1" (node 1 and no other); NULL for the program's own
-     * memory policy and cpuset. What lies elsewhere in the page cache is then not used. Pages that a node lacks are a
-     * reason in the report, never a signal. */
+    /* NUMA nodes of the pages that a lift fills for this process alone: "local" (the node of the CPU on which the
+     * caller runs), "interleave" (all nodes of its cpuset in turn), "node=1" (node 1 and no other); NULL for the
+     * program's own memory policy and cpuset. If nodes are chosen, pages of the page cache on other nodes are not used.
+     * If a node lacks pages, the report gives this as a reason; the program gets no signal. */
     const char *numa;
 } pagelift_options;
 
 #define PAGELIFT_OPTIONS_DEFAULT { sizeof(pagelift_options), 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, NULL }
 
-/* What became of a call. Set size to sizeof(pagelift_report) before. */
+/* The outcome of a call. Set size to sizeof(pagelift_report) before the call. */
 typedef struct pagelift_report {
     size_t size;
-    /* Bytes of all memory asked for. */
+    /* Bytes of all requested memory. */
     uint64_t considered_bytes;
-    /* Bytes that the kernel says are on huge pages, all together and by source. */
+    /* Bytes on huge pages as read back from the kernel: the sum, then from the pool and transparent. */
     uint64_t covered_bytes;
     uint64_t hugetlb_bytes;
     uint64_t thp_bytes;
-    /* Bytes that become huge when they are first touched. */
+    /* Bytes that are on huge pages from their first access on. */
     uint64_t advised_bytes;
-    /* Bytes that became resident by the lift. */
+    /* Bytes that the lift made resident. */
     uint64_t made_resident_bytes;
     /* Number of huge pages. */
     uint64_t huge_pages;
-    /* How long it took. */
+    /* Duration of the call. */
     uint64_t microseconds;
-    /* Ranges that are lifted, and ranges that are not. */
+    /* Number of lifted ranges, and of ranges that were refused or not restored. */
     uint64_t lifted_ranges;
     uint64_t refused_ranges;
-    /* One line about the whole. */
+    /* A summary line. */
     char message[512];
-    /* Of covered_bytes, what pagelift_lift() has put on the file's own pages in the page cache. It is not replaced, so
-     * pagelift_query() does not count it. */
+    /* The part of covered_bytes that is on pages of the page cache. pagelift_query() does not count it, because this
+     * memory was not replaced. */
     uint64_t file_bytes;
 } pagelift_report;
 
@@ -152,19 +152,19 @@ typedef struct pagelift_report {
 /* Fills the options with their defaults; size is sizeof(pagelift_options). */
 void pagelift_options_init(pagelift_options *options, size_t size);
 
-/* Lifts what is not lifted yet. Both may be NULL. PAGELIFT_OK where everything that holds a whole huge page is lifted,
- * PAGELIFT_PARTIAL where something is. */
+/* Lifts memory that is not lifted yet. Both arguments may be NULL. Returns PAGELIFT_OK if everything that holds a whole
+ * huge page is lifted, PAGELIFT_PARTIAL if only a part is. */
 int pagelift_lift(const pagelift_options *options, pagelift_report *report);
 
-/* Gives everything that was replaced back: mappings of the file where the file is unchanged, ordinary memory elsewhere,
- * byte for byte. Memory that was collapsed where it lies stays. Writable memory is given back only while no other thread
- * runs; PAGELIFT_PARTIAL where something was not. Of the options only the logger counts. */
+/* Restores all replaced memory byte for byte: as mappings of the file if the file is unchanged, otherwise as ordinary
+ * memory. Memory that was collapsed in place stays on huge pages. Writable memory is restored only while no other
+ * thread runs. Returns PAGELIFT_PARTIAL if something could not be restored. The only option used is the logger. */
 int pagelift_restore(const pagelift_options *options, pagelift_report *report);
 
-/* Collapses anonymous memory that the program has allocated, by whatever allocator, onto transparent huge pages where it
- * lies, as far as at least half of each is in use; other threads go on. To be called when most of it is there. In the
- * report considered_bytes is what was resident where there was something to collapse, covered_bytes what of it is on huge
- * pages now. PAGELIFT_NOTHING where nothing more is on huge pages than before. Needs Linux 6.1. */
+/* Collapses the program's anonymous memory, of any allocator, onto transparent huge pages in place, wherever at least
+ * half of a huge page is in use. Other threads continue. Call it when most of the memory is allocated. The report:
+ * considered_bytes counts resident bytes of mappings that can hold huge pages, covered_bytes those on huge pages now.
+ * Returns PAGELIFT_NOTHING if no more memory is on huge pages than before. Needs Linux 6.1. */
 int pagelift_collapse_heap(pagelift_report *report);
 
 /* Puts memory that the program has mapped itself on huge pages, in place: private anonymous memory, shared memory, and
@@ -195,10 +195,9 @@ const char *pagelift_error_text(int result);
 /* The library's version, "0.1.0" for example. */
 const char *pagelift_version(void);
 
-/* The entry point of the older technique, with the same meaning: puts the executable's code and data on huge pages, of
- * its own file where the page cache has it in huge folios, else of the pool where it has enough. Returns the number of
- * huge pages that they are on, by this call or an earlier lift, 0 on failure. The logger, which may be NULL, is told
- * what could not be done. */
+/* The entry point of the older technique, with the same meaning: puts the executable's code and data on huge pages. The
+ * source is PAGELIFT_PAGES_AUTO, with PAGELIFT_WRITABLE_HUGETLB. Returns the number of huge pages on which they are, by
+ * this call or an earlier lift; 0 on failure. The reason is passed to `logger` if it is not NULL. */
 size_t remap_text_and_data_to_huge_pages(void (*logger)(const char *message));
 
 #ifdef __cplusplus
