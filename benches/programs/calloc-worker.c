@@ -1,5 +1,5 @@
 /* Allocates zeroed memory and frees it, untouched or touched in one place in 64 KiB. The first argument is a size in
-   bytes; a step is one calloc and one free. The name of a workload says whether memory is touched. */
+   bytes; a step is one calloc and one free. The name of a workload shows whether memory is touched. */
 #include "worker.h"
 
 static size_t size;

@@ -1,5 +1,5 @@
-/* A program with as much code as the largest browsers: CONTENT four times. With a size as its word it reads so many bytes of
-   each of the four and waits for the end of its input. */
+/* A program with as much code as the largest browsers: CONTENT four times. With a size as its
+   argument it reads that number of bytes of each of the four and waits for the end of its input. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

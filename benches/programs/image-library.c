@@ -9,7 +9,7 @@ __asm__(".section .text.large, \"ax\"\n"
 
 extern const char large_text[], large_constants[];
 
-/* Reads a byte of every 4 KiB, the smallest page of all machines, of what was included. */
+/* Reads a byte of every 4 KiB, the smallest page of all machines, of the included bytes. */
 long touch_all(long bytes) {
     long sum = 0;
     for (long i = 0; i < bytes * 2; i += 4096) sum += large_text[i];

@@ -1,4 +1,4 @@
-/* Uses a very large library: with a size as its word it reads all of it and waits for the end of its input. */
+/* Uses a very large library: with a size as its argument it reads that much and waits for the end of its input. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 /* A program with a large text, large constants and large initialised data, all file-backed, that ends at once.
-   The bytes are CONTENT, included three times by the assembler; nothing of them is ever run or read. */
+   The bytes are CONTENT, included by the assembler; they are never run or read. */
 __asm__(".section .text.large, \"ax\"\n"
         ".globl large_text\nlarge_text:\n"
         ".incbin \"" CONTENT "\"\n.incbin \"" CONTENT "\"\n"

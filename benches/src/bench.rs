@@ -1,4 +1,5 @@
-//! What all benchmarks share: the program under test, the place to build in, the report, and how a series is run.
+//! The shared parts of all benchmarks: the program under test, the build folder, the report, and the running of a
+//! series.
 
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, Result, bail};
@@ -20,14 +21,14 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use test_support::{PoolReservation, default_huge_page, is_root};
 
-/// A program to start, in a form that can be started again and shown.
+/// A program to start, in a form that can be started repeatedly and shown.
 #[derive(Clone)]
 pub(crate) struct Arm {
     pub(crate) name: String,
     words: Vec<std::ffi::OsString>,
     environment: Vec<(String, String)>,
     silent: bool,
-    /// Bytes of the pool, of the usual pages, that are reserved for it while it runs, and given back for the next.
+    /// Bytes of the pool, in pages of the usual size, that are reserved while it runs, and returned for the next arm.
     pool_bytes: Option<u64>,
 }
 
@@ -50,7 +51,7 @@ impl Arm {
         self
     }
 
-    /// Returns the arm with this number of bytes of the pool reserved for each of its starts, where it runs alone.
+    /// Returns the arm with this number of bytes of the pool reserved for each of its starts, if it runs alone.
     pub(crate) fn with_pool(mut self, bytes: u64) -> Self {
         self.pool_bytes = Some(bytes);
         self
@@ -73,7 +74,7 @@ impl Arm {
     }
 }
 
-/// A series of bursts to be run: who, what, and how often all are started afresh.
+/// A series of bursts: its variants, its workload, and the number of fresh starts.
 pub(crate) struct BurstPlan {
     pub(crate) name: String,
     pub(crate) arms: Vec<Arm>,
@@ -88,17 +89,17 @@ impl BurstPlan {
     }
 }
 
-/// How the variants of a series of bursts live.
+/// The order in which the variants of a series of bursts run.
 pub(crate) enum Course {
-    /// Side by side, for the bench's time.
+    /// In parallel, for the bench's time.
     SideBySide,
-    /// Each alone, for so many bursts a start.
+    /// Each alone, for this number of bursts per start.
     Alone(u32),
-    /// Side by side, in one place and then in the other's, for so many bursts in each.
+    /// In parallel, exchanging their places, for this number of bursts in each place.
     Exchanged(u32),
 }
 
-/// The benchmarks' common ground.
+/// The common state of the benchmarks.
 pub(crate) struct Bench {
     pub(crate) report: BenchmarkReport,
     pub(crate) pagelift: PathBuf,
@@ -106,7 +107,7 @@ pub(crate) struct Bench {
     pub(crate) time: Duration,
     pub(crate) seed: u64,
     pub(crate) cpu: Option<usize>,
-    /// The parts of benchmarks that are to run, as the command line names them (`heap-programs/redis`).
+    /// The parts of benchmarks to run, as named on the command line (`heap-programs/redis`).
     pub(crate) parts: Vec<String>,
     interrupted: Arc<AtomicBool>,
 }
@@ -115,7 +116,7 @@ impl Bench {
     pub(crate) fn new(pagelift: Option<&Path>, seconds: f64, seed: u64, pin: bool) -> Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            // With the flag the run ends between two rounds, and what was taken of the machine is given back.
+            // The flag ends the run between two rounds, and the run returns the resources that it took.
             signal_hook::flag::register(signal, interrupted.clone())?;
         }
         let pagelift = match pagelift {
@@ -152,18 +153,18 @@ impl Bench {
         reserve_pages(move || PoolReservation::of(page, pages), &self.interrupted)
     }
 
-    /// As many as there are, up to so many.
+    /// Returns all available pages of one size, up to a number.
     pub(crate) fn reserve_up_to(&self, page: PageSize, most: u64) -> Result<PoolReservation, String> {
         reserve_pages(move || PoolReservation::up_to(page, most), &self.interrupted)
     }
 
-    /// True where the command line names this part of a benchmark, or the benchmark as a whole, or nothing.
+    /// True if the command line names this part of a benchmark, or the whole benchmark, or no part of it.
     pub(crate) fn takes(&self, benchmark: &str, part: &str) -> bool {
         let mut of_it = self.parts.iter().filter_map(|name| name.strip_prefix(benchmark)?.strip_prefix('/')).peekable();
         of_it.peek().is_none() || self.parts.iter().any(|name| name == benchmark) || of_it.any(|name| name == part)
     }
 
-    /// Runs workers in bursts, notes what the kernel says they are on, and takes the series into the report.
+    /// Runs workers in bursts, records the pages that back them, and adds the series to the report.
     pub(crate) fn run_bursts(&mut self, plan: BurstPlan) -> Result<&Series> {
         let mut watch = Watch::new(&plan.name, self.interrupted.clone());
         watch.pools = plan.arms.iter().map(|arm| arm.pool_bytes).collect();
@@ -199,7 +200,7 @@ impl Bench {
         self.take(Series::new(plan.name, self.seed, facts, workloads, self.cpu, series.samples))
     }
 
-    /// Runs timed variants interleaved and takes the series into the report. `facts` name and describe the timed variants.
+    /// Runs timed variants interleaved and adds the series to the report. `facts` name and describe the timed variants.
     pub(crate) fn run_timed(&mut self, name: &str, variants: Vec<(VariantFacts, TimedVariant<'_>)>) -> Result<&Series> {
         let (stop, cpu) = (Stop::Time(self.time), self.cpu);
         self.run_interleaved(name, variants, 4, stop, cpu)
@@ -239,7 +240,7 @@ impl Bench {
         self.take(Series::new(name, self.seed, facts, workloads, cpu, samples))
     }
 
-    /// For benchmarks that run by themselves: the error that ends one on request.
+    /// Returns the error that ends a benchmark on request, for benchmarks that run by themselves.
     pub(crate) fn stop_if_interrupted(&self) -> Result<()> {
         if self.interrupted.load(Ordering::Relaxed) { bail!("interrupted") } else { Ok(()) }
     }
@@ -272,14 +273,14 @@ impl Bench {
     }
 }
 
-/// An arm as a timed variant that is timed from its start to its end, with what it prints thrown away.
+/// An arm as a variant that is timed from its start to its end, with its output discarded.
 pub(crate) fn timed_arm(arm: Arm) -> (VariantFacts, TimedVariant<'static>) {
     let arm = arm.silent();
     (arm.facts(), TimedVariant::process(arm.name.clone(), move || arm.command()))
 }
 
-/// Builds the `pagelift` of this workspace as users get it, linked statically: cargo alone would link it dynamically, and
-/// such a one starts later.
+/// Builds the `pagelift` of this workspace like a user's, linked statically: cargo alone would link it dynamically, and
+/// a dynamic program starts later.
 fn build_pagelift() -> Result<PathBuf> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut build = Command::new("make");
@@ -300,7 +301,7 @@ fn reserve_pages(
     if !is_root() {
         return Err("hugetlb pages are reserved by root only; run `sudo make bench`".to_owned());
     }
-    // The lock may be held for long by a test, and taking it cannot be interrupted: so it is taken by a thread.
+    // A test may hold the lock for long, and taking it cannot be interrupted, so a thread takes it.
     let (sender, receiver) = channel();
     std::thread::spawn(move || sender.send(reserve()));
     for waited in 0u32.. {
@@ -319,11 +320,11 @@ fn reserve_pages(
     Err("the thread that reserves the pool ended".to_owned())
 }
 
-/// Shows the progress on a terminal, and notes what the workers' memory stands on.
+/// Shows the progress on a terminal, and records the pages that back the workers' memory.
 struct Watch {
     bar: ProgressBar,
     interrupted: Arc<AtomicBool>,
-    /// For each variant, what was read in each generation.
+    /// For each variant, the reading of each generation.
     huge: Vec<Vec<Option<Usage>>>,
     /// For each variant, the bytes of the pool that are reserved while it runs.
     pools: Vec<Option<u64>>,
@@ -332,7 +333,7 @@ struct Watch {
 
 impl Watch {
     fn new(name: &str, interrupted: Arc<AtomicBool>) -> Self {
-        // A hidden target where standard error is no terminal: indicatif's own default.
+        // If standard error is no terminal, the target is hidden: indicatif's own default.
         let bar = ProgressBar::new(1000).with_message(name.to_owned());
         if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent} % {eta}") {
             bar.set_style(style);
@@ -349,7 +350,7 @@ impl Observer for Watch {
         }
     }
     fn starts_alone(&mut self, variant: usize) -> Result<(), String> {
-        // What the last one had is given back first: memory may have no room for both.
+        // The last variant's pages are returned first: memory may have no room for both.
         self.pool = None;
         if let Some(bytes) = self.pools.get(variant).copied().flatten() {
             let page = default_huge_page().map_err(|error| format!("{error:#}"))?;
@@ -378,7 +379,7 @@ impl Drop for Watch {
     }
 }
 
-/// What the kernel says of all memory of a process.
+/// The kernel's counts of all memory of a process.
 fn usage_of(process_id: u32) -> Option<Usage> {
     Some(ProcessMemory::read(i32::try_from(process_id).ok()?).ok()?.coverage().total)
 }
@@ -389,7 +390,7 @@ fn sources(usage: &Usage) -> String {
     usage.huge.iter().map(source).collect::<Vec<_>>().join(", ")
 }
 
-/// Unmounts what a benchmark has mounted.
+/// Unmounts a file system of a benchmark.
 pub(crate) fn unmount(place: &Path) {
     match Command::new("umount").arg(place).status() {
         Ok(status) if status.success() => {}

@@ -9,7 +9,7 @@ use test_support::default_huge_page;
 /// How a program is linked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Linking {
-    /// As the compiler does by itself: what distributions ship.
+    /// The compiler's default, as distributions ship it.
     Default,
     /// Every segment aligned to a huge page, in memory and in the file.
     HugeSegments,
@@ -45,9 +45,9 @@ impl Bench {
         if !result.status.success() {
             bail!("{name} could not be built: {}", String::from_utf8_lossy(&result.stderr).trim());
         }
-        // A linker writes here and there, and so leaves the file in small pieces in the page cache, each time others,
-        // which costs a plain program up to a third of its speed. Written in one go it lies in pieces as large as the
-        // file system makes them: the best that a plain program can have, and the same in every run.
+        // A linker writes at scattered offsets, and so leaves the file in small pieces in the page cache, different
+        // each time, which costs a plain program up to a third of its speed. A file written in one go is in pieces as
+        // large as the file system makes them: the best case of a plain program, and the same in every run.
         std::fs::write(&output, std::fs::read(&linked)?)?;
         std::fs::set_permissions(&output, std::fs::metadata(&linked)?.permissions())?;
         std::fs::remove_file(&linked)?;

@@ -1,4 +1,4 @@
-//! Whole builds, plain and with their compilers lifted: how long they take, and that they make the same files.
+//! Whole builds, plain and with their compilers lifted: their duration, and the equality of their files.
 
 use crate::bench::Bench;
 use crate::images::Store;
@@ -49,7 +49,7 @@ fn compare(bench: &mut Bench, name: &str, tree: &SourceTree) -> Result<()> {
     };
     let ways = [way("plain", None), way("plain once more", None), way("image", Some("image")), way("thp", Some("thp"))];
     let variants = ways.iter().map(|way| (way.facts(), TimedVariant::new(way.name.clone(), || way.timed()))).collect();
-    // Once for what the others are compared with, and for the page cache; and the images are made.
+    // One build as the reference and to fill the page cache, and one to make the images.
     ways[0].timed()?;
     ways[2].timed()?;
     let series = bench.run_builds(name, variants)?;
@@ -74,7 +74,7 @@ struct Way<'a> {
     /// Where the compilers' huge pages come from, if they are lifted.
     pages: Option<&'static str>,
     report: PathBuf,
-    /// What was built first.
+    /// The outputs of the first build.
     made: &'a RefCell<Option<BTreeMap<PathBuf, Vec<u8>>>>,
     /// Compilers lifted in the last build.
     lifted: Cell<usize>,
@@ -112,7 +112,7 @@ impl Way<'_> {
         self.tree.clear()
     }
 
-    /// The files must be those of the first build, and the compilers lifted where they should be.
+    /// The files must equal those of the first build; the compilers must be lifted if the way lifts them.
     fn check(&self) -> Result<()> {
         let outputs = self.tree.outputs()?;
         let mut made = self.made.borrow_mut();

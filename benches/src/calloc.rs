@@ -1,4 +1,4 @@
-//! `calloc` and `free` at sizes from 100 KB to 1 GB: what is not touched must cost nothing that grows with the size.
+//! `calloc` and `free` at sizes from 100 KB to 1 GB: untouched memory must have no cost that grows with the size.
 
 use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
@@ -7,7 +7,7 @@ use address_space::format_bytes;
 use anyhow::Result;
 use std::time::Duration;
 
-/// Decimal sizes as people write them, and some between, where allocators change their ways.
+/// Usual decimal sizes, and some between, at which allocators change their method.
 const SIZES: [u64; 11] = [
     100_000,
     1_000_000,
@@ -21,7 +21,7 @@ const SIZES: [u64; 11] = [
     300_000_000,
     1_000_000_000,
 ];
-/// Sizes at which memory is touched in one place in 64 KiB too.
+/// Sizes at which memory is also touched in one place in 64 KiB.
 const TOUCHED: [u64; 3] = [1_000_000, 10_000_000, 100_000_000];
 /// Room for the largest block and the arenas.
 const POOL_BYTES: u64 = 1200 << 20;

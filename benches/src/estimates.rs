@@ -1,5 +1,5 @@
-//! Writes the table of estimates of docs/RESULTS.md from what `pagelift estimate --json` has printed:
-//! `pagelift-estimates FOLDER PAGE`. The page keeps all else.
+//! Writes the table of estimates of docs/RESULTS.md from outputs of `pagelift estimate --json`:
+//! `pagelift-estimates FOLDER PAGE`. The rest of the page stays.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 const BEGIN: &str = "<!-- begin: written by `make estimates` -->\n";
 const END: &str = "<!-- end: written by `make estimates` -->\n";
-/// The estimates in the order in which they are shown, and what they are of.
+/// The estimates in the order of the table, with their subjects.
 const NAMES: [(&str, &str); 5] = [
     ("mariadb", "MariaDB, point selects"),
     ("cc1plus", "cc1plus, `-O2`"),

@@ -1,12 +1,13 @@
 //! The index of fingerprints (`examples/fingerprint-index`): one heap backed in many ways, each beside the limit that a
 //! hand-written layout on pool pages sets.
 //!
-//! Variants run alone, one after the other, in turns. Side by side they cannot be compared: the same program differs
-//! from itself by up to a fifth, by where in the machine's memory its pages lie. Alone, those on the pool get the same
-//! pages in turn.
+//! Variants run alone, one after the other, in turns. In parallel they cannot be compared: the speed of one program
+//! varies by up to a fifth with the position of its pages in the machine's memory. Alone, the variants on the pool get
+//! the same pages in turn.
 //!
-//! How near the pool's heap comes to the limit is asked more closely by a benchmark of its own, where memory has room for
-//! more than one: side by side, so that the machine's drift falls out too, and each in another's place for half of the time.
+//! A second benchmark measures the distance of the pool's heap from the limit more closely, if memory has room for more
+//! than one variant: in parallel, so that the machine's drift cancels out too, and each in another's place for half of
+//! the time.
 
 use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
@@ -17,21 +18,21 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use test_support::{default_huge_page, is_root, meminfo};
 
-/// This benchmark's name, and that of the one that asks more closely.
+/// The names of this benchmark and of the closer one.
 pub(crate) const NAME: &str = "fingerprints";
 pub(crate) const LIMIT: &str = "heap-limit";
 
-/// Sizes of the index in MiB; those that memory has no room for are skipped with the numbers.
+/// Sizes of the index in MiB; sizes without room in memory are skipped, with the numbers.
 const SIZES: [u64; 3] = [1 << 10, 4 << 10, 12 << 10];
-/// The index is made by so many threads, since threads' heaps are where allocators differ.
+/// Number of threads that make the index, because allocators differ in threads' heaps.
 const THREADS: &str = "2";
-/// Allocators and layouts need more than the index: so many percent of it are counted on.
+/// Memory to plan for, in percent of the index: allocators and layouts need more.
 const PERCENT: u64 = 125;
-/// How often each variant is started, for each size: the large ones take long to make.
+/// Number of starts of each variant, for each size: the large indexes take long to make.
 const TURNS: [u32; 3] = [6, 4, 4];
 /// Bursts of each start.
 const BURSTS: u32 = 60;
-/// How often they exchange their places, for each size.
+/// Number of exchanges of places, for each size.
 const EXCHANGES: [u32; 3] = [16, 12, 4];
 
 /// Their parts, one size each.
@@ -56,7 +57,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// How near the pool's heap comes to the limit, and how far the others are from it.
+/// Measures the distances of the pool's heap and of the others from the limit.
 pub(crate) fn run_exchanged(bench: &mut Bench) -> Result<()> {
     let program = build(bench)?;
     let sizes = SIZES.into_iter().zip(EXCHANGES).filter(|(size, _)| bench.takes(LIMIT, &part(*size)));
@@ -75,7 +76,7 @@ fn needed(mebibytes: u64) -> u64 {
     (mebibytes << 20) * PERCENT / 100
 }
 
-/// False where memory has no room for so many of them, which is noted.
+/// False if memory has no room for this number of variants; a skip is recorded if not even one fits.
 fn has_room(bench: &mut Bench, mebibytes: u64, times: u64) -> bool {
     let available = meminfo("MemAvailable").unwrap_or(0);
     let needed = needed(mebibytes) * times * 21 / 20;
@@ -96,7 +97,7 @@ fn on_pool(bench: &Bench, words: &[OsString], mebibytes: u64) -> Arm {
     bench.lifted("--heap=2M", &["-q", "--heap=2M", "--heap-reserve", &reserve], words)
 }
 
-/// Who takes part beside the plain program and the limit; true where it takes pool pages.
+/// The variants beside the plain program and the limit; true for a variant on pool pages.
 fn variants(bench: &mut Bench, words: &[OsString], mebibytes: u64, pool: bool) -> Vec<(Arm, bool)> {
     let plain = |name: &str| Arm::new(name, words).silent();
     let mimalloc = ["-q", "--heap=thp", "--heap-allocator=mimalloc"];
@@ -129,14 +130,14 @@ fn words_of(program: &Path, mebibytes: u64) -> Vec<OsString> {
     vec![program.into(), mebibytes.to_string().into(), THREADS.into()]
 }
 
-/// The limit: the same data laid out by hand on pool pages.
+/// The limit: the same data in a hand-written layout on pool pages.
 fn by_hand(words: &[OsString], page: PageSize) -> Arm {
     let words = words.iter().cloned().chain([page.bytes().to_string().into()]);
     Arm::new(&format!("by hand on {page}"), words)
 }
 
-/// All in one group. Where memory has room for the pool beside the others it stays, and those on it get the same pages in
-/// turn; else it is reserved for each start, and given back for the next.
+/// All in one group. If memory has room for the pool beside the others, it stays, and the variants on the pool get the
+/// same pages in turn. Otherwise it is reserved for each start, and returned for the next.
 fn on_usual_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u32) -> Result<()> {
     if !has_room(bench, mebibytes, 1) {
         return Ok(());
@@ -166,7 +167,7 @@ fn one_group(bench: &mut Bench, name: &str, arms: Vec<Arm>, turns: u32) -> Resul
     Ok(())
 }
 
-/// The pool's heap, the limit and as many others as memory has room for at once, which exchange their pages.
+/// The pool's heap, the limit and as many others as fit into memory at once; they exchange their pages.
 fn exchanged(bench: &mut Bench, program: &Path, mebibytes: u64, exchanges: u32) -> Result<()> {
     let title = format!("{}, places exchanged", name(mebibytes));
     let room = (2..).take_while(|&times| has_room(bench, mebibytes, times)).last().unwrap_or(0) as usize;
@@ -199,8 +200,8 @@ fn exchanged(bench: &mut Bench, program: &Path, mebibytes: u64, exchanges: u32) 
     Ok(())
 }
 
-/// Runs on the machine's next larger pool pages. Where not all that it takes can be had, the heap has those that there
-/// are, goes on without, and is seen beside the plain program.
+/// Runs on the machine's next larger pool pages. If fewer pages are available than the heap needs, it takes these and
+/// continues on ordinary pages; it is compared with the plain program.
 fn on_largest_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u32) -> Result<()> {
     let Ok(page) = PageSize::new(1 << 30) else { return Ok(()) };
     let title = format!("{} on {page}", name(mebibytes));

@@ -1,8 +1,8 @@
-//! Code from the page cache of a program's own file: what a start costs beside plain exec and an image, what many processes
-//! take of memory, and how fast scattered code is beside a program that was linked for huge pages.
+//! Code from the page cache of a program's own file: the cost of a start beside plain exec and an image, the memory of
+//! many processes, and the speed of scattered code beside a program that was linked for huge pages.
 //!
-//! All files are prepared before (`pagelift cache prepare`), so that plain programs have the best that the page cache offers, too:
-//! where a file is linked for it, the kernel maps it by huge entries by itself.
+//! All files are prepared before (`pagelift cache prepare`), so that plain programs get the best of the page cache,
+//! too: the kernel maps a file by huge entries by itself if the file is linked for it.
 
 use crate::bench::{Arm, Bench, BurstPlan, Course, timed_arm};
 use crate::build::Linking;
@@ -25,11 +25,11 @@ pub(crate) fn parts() -> impl Iterator<Item = String> {
     PARTS.into_iter().map(|part| format!("{NAME}/{part}"))
 }
 
-/// Three times this are the constants and the code of the library, and four times the program's own sections.
+/// A third of the library's constants and code, and a quarter of the program's own sections.
 const LIBRARY_BYTES: usize = 16 << 20;
-/// Four times this is the code of the largest program: 280 MiB.
+/// A quarter of the code of the largest program, which has 280 MiB.
 const LARGEST_BYTES: usize = 70 << 20;
-/// Processes of the largest program: a browser has at least so many.
+/// Processes of the largest program: a browser has at least this number.
 const BROWSER_PROCESSES: usize = 4;
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
@@ -47,7 +47,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// A part, beside images in a store of its own where that can be mounted.
+/// Measures a part, beside images in a separate store if one can be mounted.
 fn starts_and_memory(bench: &mut Bench, part: &str) -> Result<()> {
     let store = if is_root() {
         Some(Store::mount(bench)?)
@@ -65,8 +65,8 @@ fn starts_and_memory(bench: &mut Bench, part: &str) -> Result<()> {
     measure(bench, store.as_ref())
 }
 
-/// Gets a file into huge folios of the page cache, where root keeps it until this is dropped: the kernel may drop at any
-/// time what nobody maps.
+/// Brings a file into huge folios of the page cache. As root it is kept there until the result is dropped, because the
+/// kernel may drop unmapped pages at any time.
 fn prepare(bench: &Bench, file: &Path) -> Result<Kept> {
     let output = Command::new(&bench.pagelift).args(["cache", "prepare"]).arg(file).output()?;
     let text = String::from_utf8_lossy(&output.stderr);
@@ -79,7 +79,7 @@ fn prepare(bench: &Bench, file: &Path) -> Result<Kept> {
     let mut keep = Command::new(&bench.pagelift);
     keep.args(["cache", "keep", "--lock", "--budget", "4G", "--config"]).arg(list);
     let mut kept = Kept(Some(keep.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?));
-    // Its end of the pipe stays open: it may have more to say.
+    // This end of the pipe stays open: the keeper may write more.
     let said = kept.0.as_mut().and_then(|keeper| keeper.stdout.as_mut()).context("no standard output")?;
     let locked = BufReader::new(said).lines().map_while(Result::ok).any(|line| line.ends_with(" locked"));
     anyhow::ensure!(locked, "`pagelift cache keep` has not locked {}", file.display());
@@ -92,14 +92,14 @@ struct Kept(Option<Child>);
 impl Drop for Kept {
     fn drop(&mut self) {
         if let Some(keeper) = &mut self.0 {
-            // One that has ended is no less dropped.
+            // The keeper may have ended by itself.
             let _ = keeper.kill();
             let _ = keeper.wait();
         }
     }
 }
 
-/// A program, beside its plain starts, and its lifts from its file and from an image.
+/// A program's arms: plain starts, and lifts from its file and from an image.
 fn arms(bench: &Bench, program: &Path, object: &Path, store: Option<&Store>) -> Result<Vec<Arm>> {
     let lifted = |pages: &str| {
         let options = ["-q", "--pages", pages, "--prepare", "never", "--lift", "text,rodata"];
@@ -131,7 +131,7 @@ fn time_starts(bench: &mut Bench, name: &str, arms: &[Arm], aim: &str) -> Result
     Ok(())
 }
 
-/// What so many processes take that have read so many bytes.
+/// Measures the memory of a number of processes that have each read a number of bytes.
 fn weigh(bench: &mut Bench, arms: &[Arm], processes: usize, bytes: usize) -> Result<()> {
     let arms: Vec<&Arm> = arms.iter().filter(|arm| arm.name != "plain once more").collect();
     let crowd = Crowd {
@@ -145,7 +145,7 @@ fn weigh(bench: &mut Bench, arms: &[Arm], processes: usize, bytes: usize) -> Res
     crowd.measure(bench)
 }
 
-/// A file that the assembler includes; no page of it is the same as another, or zero.
+/// A file for the assembler to include; its pages are all different, and none is zero.
 fn content(bench: &Bench, bytes: usize) -> Result<(PathBuf, String)> {
     let content = bench.folder.path().join("file-content");
     std::fs::write(&content, (0..bytes).map(|i| ((i * 7919) >> 8) as u8 | 1).collect::<Vec<u8>>())?;
@@ -165,7 +165,7 @@ fn fixed_address(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
 fn congruent_library(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
     let (content, define) = content(bench, LIBRARY_BYTES)?;
     let options = ["-shared", "-fPIC", &define];
-    // Its address agrees with its offset wherever the dynamic linker puts it.
+    // Its address agrees with its offset at any base that the dynamic linker chooses.
     let library = bench.build("libimage-library.so", &["image-library.c"], Linking::HugeSegments, &options)?;
     std::fs::remove_file(content)?;
     let folder = format!("-L{}", bench.folder.path().display());
@@ -175,7 +175,7 @@ fn congruent_library(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
     let kept = prepare(bench, &library)?;
     let arms = arms(bench, &program, &library, store)?;
     time_starts(bench, "a program with a congruent library", &arms, "`file` at most 0.5 ms over plain exec")?;
-    // Who keeps it would have a share of it.
+    // The keeper would have a share of the memory.
     drop(kept);
     for processes in [50, 200] {
         drop(prepare(bench, &library)?);
@@ -203,7 +203,7 @@ fn largest(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
 
 fn scattered_code(bench: &mut Bench, plain: &Path) -> Result<()> {
     let relinked = bench.build_scattered("file-scattered-relinked", Linking::HugeSegments)?;
-    // What was prepared first may have been reclaimed since.
+    // Files prepared earlier may have been reclaimed since.
     let _kept = [prepare(bench, plain)?, prepare(bench, &relinked)?];
     let options = ["-q", "--pages", "file", "--prepare", "never", "--lift", "text,rodata"];
     let arms = vec![

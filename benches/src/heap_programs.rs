@@ -1,5 +1,5 @@
-//! Real programs under `--heap`: each plain and in every way, with its results compared, its time beside plain, and the
-//! memory that it took. What each does stands in `programs/heap-programs`.
+//! Real programs under `--heap`: each plain and in every way, with its results compared, its time beside plain, and its
+//! memory. The scripts in `programs/heap-programs` describe their work.
 
 use crate::bench::Bench;
 use crate::table::table;
@@ -21,7 +21,7 @@ use test_support::{command_exists, default_huge_page};
 /// This benchmark's name.
 pub(crate) const NAME: &str = "heap-programs";
 
-/// The programs, what they need, and how much of the pool their heaps take, in MiB.
+/// The programs, their needs, and the pool that their heaps take, in MiB.
 const PROGRAMS: [(&str, &[&str], u64); 9] = [
     ("redis", &["redis-server", "redis-benchmark"], 700),
     ("postgres", &["setpriv", "pg_config"], 300),
@@ -45,7 +45,7 @@ struct Way {
     words: String,
 }
 
-/// What one run gave.
+/// The result of one run.
 struct Outcome {
     wall: Duration,
     cpu: Duration,
@@ -87,7 +87,7 @@ fn exists(program: &str, command: &str) -> bool {
     }
 }
 
-/// Beside plain: all ways on the usual pages, or the pool's larger ones.
+/// All ways on the usual pages, or on the pool's larger pages, beside plain.
 fn one_program(
     bench: &mut Bench,
     name: &str,
@@ -215,7 +215,7 @@ fn run_once(program: &str, way: &Way, folder: &Path) -> Result<Outcome> {
     Ok(Outcome { wall, cpu: Duration::from_secs_f64(seconds), result: result.finish(), memory })
 }
 
-/// Until the script ends, looks at what it and its descendants hold; the most that was seen, in bytes.
+/// Samples the memory of the script and its descendants until the script ends; returns the maximum in bytes.
 fn watch_memory(child: &mut Child) -> Result<u64> {
     let mut most = 0;
     while child.try_wait()?.is_none() {

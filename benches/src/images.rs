@@ -1,4 +1,4 @@
-//! Shared images: what a start costs a program with a very large library, and what many processes of it take of memory.
+//! Shared images: the cost of a start of a program with a very large library, and the memory of many of its processes.
 
 use crate::bench::{Arm, Bench, timed_arm, unmount};
 use crate::build::Linking;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use test_support::is_root;
 
-/// Three times this is the library: code twice, constants once.
+/// A third of the library: it has this content twice as code, once as constants.
 const CONTENT_BYTES: usize = 48 << 20;
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
@@ -39,7 +39,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         lifted("image", "image"),
         lifted("private copy, thp", "thp"),
     ];
-    // By itself, since a copy of the whole library empties the CPU's caches for the next variant.
+    // Run separately, because a copy of the whole library empties the CPU's caches for the next variant.
     let copied = [&arms[0], &arms[3]].map(|arm| timed_arm(arm.clone())).into();
     print_times(bench.run_timed("images: a private copy", copied)?);
     let shared = || arms[..3].iter().cloned().map(timed_arm).collect();
@@ -64,13 +64,13 @@ fn build(bench: &Bench) -> Result<(PathBuf, PathBuf)> {
     std::fs::remove_file(&content)?;
     let folder = format!("-L{}", bench.folder.path().display());
     let path = format!("-Wl,-rpath,{},--no-as-needed", bench.folder.path().display());
-    // The library stands before the source on the command line, and is needed all the same.
+    // The library precedes the source on the command line, but must be linked.
     let options = [folder.as_str(), &path, "-limage-library"];
     let program = bench.build("image-user", &["image-user.c"], Linking::Default, &options)?;
     Ok((library, program))
 }
 
-/// A store of a benchmark's own; unmounted when dropped.
+/// A store for one benchmark; unmounted when dropped.
 pub(crate) struct Store {
     place: PathBuf,
 }
@@ -100,7 +100,7 @@ impl Drop for Store {
     }
 }
 
-/// Fifty processes that have read all of a library that is larger than most.
+/// Fifty processes that have read all of an unusually large library.
 fn of_the_library(bench: &mut Bench, arms: &[&Arm]) -> Result<()> {
     let crowd = Crowd {
         processes: 50,
@@ -113,7 +113,7 @@ fn of_the_library(bench: &mut Bench, arms: &[&Arm]) -> Result<()> {
     crowd.measure(bench)
 }
 
-/// Two hundred compilers, each of which has compiled a file and stands in the middle of writing it out.
+/// Two hundred compilers, each of which has compiled a file and waits in a write of its output.
 fn of_compilers(bench: &mut Bench, store: &Store) -> Result<()> {
     let asked = Command::new("g++").arg("-print-prog-name=cc1plus").output();
     let Some(compiler) = asked.ok().map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())) else {
@@ -149,7 +149,7 @@ pub(crate) fn has_written(child: &mut Child) -> bool {
     poll(&mut waiting, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
-/// By the number of the call that it stands in (proc_pid_syscall(5)).
+/// True if its current system call is a write to standard output (proc_pid_syscall(5)).
 fn stands_in_a_write(child: &mut Child) -> bool {
     let call = std::fs::read_to_string(format!("/proc/{}/syscall", child.id())).unwrap_or_default();
     call.starts_with(&format!("{} 0x1 ", libc::SYS_write))

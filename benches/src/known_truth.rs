@@ -1,8 +1,8 @@
-//! `pagelift-bench known-truth`: does `pagelift bench` find what is known?
+//! `pagelift-bench known-truth`: checks that `pagelift bench` finds known differences.
 //!
-//! A server that takes exactly so much CPU time for a request is compared with itself made slower by exactly so many percent:
-//! switched by a signal while it runs, and as another server beside it. Each run is a record; the table of docs/RESULTS.md is
-//! made from the records that there are, of this call and of those before.
+//! A server with a fixed CPU time for each request is compared with itself made slower by an exact percentage: switched
+//! by a signal while it runs, and as another server beside it. Each run is a record; the table of docs/RESULTS.md is
+//! made from all records, of this call and of earlier ones.
 
 use crate::page::Marks;
 use anyhow::{Context, Result, bail, ensure};
@@ -28,7 +28,7 @@ const MARKS: Marks = Marks {
 /// CPU time of a request, in microseconds.
 const PRICE: &str = "100";
 const PERCENTS: [u32; 4] = [0, 1, 3, 10];
-/// A run counts as quiet where others used less of all CPUs.
+/// A run counts as quiet if other processes used less than this share of all CPUs.
 const QUIET: f64 = 0.1;
 
 /// Options of `known-truth`.
@@ -57,7 +57,7 @@ pub(crate) struct KnownTruth {
     page: PathBuf,
 }
 
-/// How the slower server comes about.
+/// How the server is made slower.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Design {
     Toggle,
@@ -81,7 +81,7 @@ impl Cell {
         format!("{design}-{}", self.percent)
     }
 
-    /// What the slower one does for the same CPU time.
+    /// The slower server's number of requests in the same CPU time, relative to the plain server.
     fn truth(self) -> f64 {
         1.0 / (1.0 + f64::from(self.percent) / 100.0)
     }
@@ -114,7 +114,7 @@ pub(crate) fn run(options: &KnownTruth) -> Result<()> {
     if options.rounds > 0 {
         let server = Program::named("measuring/answers_at_a_price.c")?.build()?.display().to_string();
         for round in 1..=options.rounds {
-            // All cells in turn: what changes on the machine meets all of them.
+            // All cells in turn, so that changes of the machine affect all of them.
             for cell in &cells {
                 let seconds = one_run(options, *cell, &server).with_context(|| cell.name())?;
                 println!("{round}/{}: {} in {seconds:.1} s", options.rounds, cell.name());
@@ -132,7 +132,7 @@ fn names() -> String {
     Cell::all().map(Cell::name).collect::<Vec<_>>().join(", ")
 }
 
-/// Makes a run and keeps its record, with the share of the CPUs that others used; returns its seconds.
+/// Makes a run and keeps its record, with the share of the CPUs that other processes used; returns its seconds.
 fn one_run(options: &KnownTruth, cell: Cell, server: &str) -> Result<f64> {
     let folder = options.folder.join(cell.name());
     fs::create_dir_all(&folder)?;
@@ -163,7 +163,7 @@ fn numbers_in(folder: &Path) -> Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Programs that compute. Dropped, they end.
+/// Programs that compute until they are dropped.
 struct Busy(Vec<Child>);
 
 impl Busy {
@@ -185,7 +185,7 @@ impl Drop for Busy {
     }
 }
 
-/// Seconds of CPU time: of the machine, and of this process's children that have ended, with theirs.
+/// Seconds of CPU time: of the machine, and of this process's ended children with their descendants.
 #[derive(Clone, Copy)]
 struct CpuUse {
     busy: f64,
@@ -203,14 +203,14 @@ impl CpuUse {
         Ok(Self { busy: busy / ticks, all: all / ticks, children })
     }
 
-    /// The share of all CPUs that others have used.
+    /// The share of all CPUs that other processes have used.
     fn others_since(self, before: Self) -> f64 {
         let others = (self.busy - before.busy) - (self.children - before.children);
         (others / (self.all - before.all)).clamp(0.0, 1.0)
     }
 }
 
-/// Ticks of all CPUs: of use, time that the host gave to others among it, and in all (proc_stat(5)).
+/// Ticks of all CPUs: in use, including time that the host gave to others, and in all (proc_stat(5)).
 fn busy_and_all(stat: &str) -> Option<(f64, f64)> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let ticks: Vec<f64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
@@ -219,10 +219,10 @@ fn busy_and_all(stat: &str) -> Option<(f64, f64)> {
     Some((all - idle - waits, all))
 }
 
-/// What a run has shown.
+/// The result of a run.
 struct Seen {
     others: f64,
-    /// The interval; absent where there were too few blocks.
+    /// The interval; absent if there were too few blocks.
     interval: Option<(f64, f64)>,
     finding: Finding,
 }

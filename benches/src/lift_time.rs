@@ -1,5 +1,5 @@
-//! How long a lift takes, beside the least that it has to do: the same bytes copied into huge pages that were mapped
-//! and populated for it. Both work on fresh processes and fresh pages each time, and the file is in the page cache.
+//! The duration of a lift, beside its least necessary work: copying the same bytes into huge pages that were mapped and
+//! populated for them. Both work on fresh processes and fresh pages each time, and the file is in the page cache.
 
 use crate::bench::{Arm, Bench};
 use crate::build::Linking;
@@ -101,7 +101,7 @@ fn print(series: &Series, source: &str, bytes: u64) {
     );
 }
 
-/// Runs a lift and gives its time and the bytes that the kernel says are on huge pages, both from its report.
+/// Runs a lift and returns its time and its bytes on huge pages, both from its report.
 fn lift_once(lift: &Arm, report: &Path) -> Result<(Duration, u64)> {
     let status = lift.command().stdin(Stdio::null()).stdout(Stdio::null()).status()?;
     ensure!(status.success(), "the lifted program ended with {status}");
@@ -112,7 +112,7 @@ fn lift_once(lift: &Arm, report: &Path) -> Result<(Duration, u64)> {
     Ok((Duration::from_micros(number("lift_microseconds")?), number("covered_bytes")?))
 }
 
-/// Runs a plain copy and gives the time that it measured itself; the bytes must all be on huge pages.
+/// Runs a plain copy and returns the time that it measured itself; all bytes must be on huge pages.
 fn copy_once(copy: &Arm, bytes: u64) -> Result<Duration, MeasureError> {
     let run = |mut command: Command| command.stdin(Stdio::null()).output();
     let output = run(copy.command()).map_err(|e| problem(&copy.name, e.to_string()))?;

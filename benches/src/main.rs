@@ -1,7 +1,7 @@
-//! `make bench`: what a lift costs, what it wins, and what others win.
+//! `make bench`: the costs and gains of a lift, and the gains of other tools.
 //!
-//! Every benchmark runs its variants interleaved (see `measure`), prints a table, and puts every sample into the
-//! JSON report. No time is ever asserted: a table says what was seen.
+//! Every benchmark runs its variants interleaved (see `measure`), prints a table, and writes every sample into the JSON
+//! report. No time is ever asserted: a table shows measurements.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -29,7 +29,7 @@ use std::process::ExitCode;
 
 type Benchmark = fn(&mut Bench) -> Result<()>;
 
-/// The benchmarks: name, what it shows, how it is run.
+/// The benchmarks: name, subject, function.
 const BENCHMARKS: [(&str, &str, Benchmark); 11] = [
     ("lift-time", "time of a lift per 100 MB, beside a plain copy into populated huge pages", lift_time::run),
     ("start-up", "`pagelift run` of a program with nothing to lift, beside plain exec", start_up::run),
@@ -81,7 +81,7 @@ struct Options {
     list: bool,
 }
 
-/// What is no benchmark.
+/// Commands other than benchmarks.
 #[derive(Subcommand)]
 enum Other {
     /// Runs `pagelift bench` on servers whose difference is known, and writes the table of docs/RESULTS.md.

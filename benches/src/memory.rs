@@ -1,4 +1,4 @@
-//! Memory that many processes of one program take together, by the kernel's own counts.
+//! Memory of many processes of one program together, by the kernel's own counts.
 
 use crate::bench::{Arm, Bench};
 use crate::table::table;
@@ -10,28 +10,29 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 use test_support::{meminfo, poll_until};
 
-/// For all processes of one arm to have done their work, on a busy machine too.
+/// Time for all processes of one arm to do their work, on a busy machine too.
 const TIME_LIMIT: Duration = Duration::from_secs(300);
-/// What the machine must have left beside what the processes take.
+/// Memory that the machine must have left besides the memory of the processes.
 const RESERVE: u64 = 2 << 30;
 
 /// Many processes of the same program.
 pub(crate) struct Crowd<'a> {
     pub(crate) processes: usize,
-    /// Words behind the arm's own.
+    /// Words after the arm's own.
     pub(crate) words: Vec<String>,
-    /// What each gets on standard input, which stays open.
+    /// Standard input of each process; it stays open.
     pub(crate) input: String,
     /// True once a process has done its work and waits.
     pub(crate) is_ready: fn(&mut Child) -> bool,
-    /// What a private copy of the program takes in each process, in bytes; 0 where no arm has one.
+    /// Bytes of a private copy of the program in each process; 0 if no arm has one.
     pub(crate) private_bytes: u64,
     /// The arms. The last one may have a private copy in each process.
     pub(crate) arms: &'a [&'a Arm],
 }
 
 impl Crowd<'_> {
-    /// Starts all processes of each arm in turn and prints what they take; the figures go into the notes of the arm's last series.
+    /// Starts all processes of each arm in turn and prints their memory; the figures are added to the notes of the
+    /// arm's last series.
     pub(crate) fn measure(&self, bench: &mut Bench) -> Result<()> {
         let headings =
             ["", "memory of all", "anonymous", "files", "images", "on huge pages", "of each", "page tables of all"];
@@ -86,8 +87,8 @@ impl Waiting {
         Ok(waiting)
     }
 
-    /// In bytes, of all processes: proportional set size, its anonymous, file and shared-memory parts, what is mapped
-    /// by huge entries, counted in each process, and page tables.
+    /// Bytes of all processes: proportional set size, its anonymous, file and shared-memory parts, memory mapped by
+    /// huge entries, counted in each process, and page tables.
     fn taken(&self) -> Result<[u64; 6]> {
         let mut sums = [0; 6];
         for child in &self.0 {

@@ -1,4 +1,4 @@
-//! The parts of docs/RESULTS.md that programs write: each stands between two marks of its own.
+//! The parts of docs/RESULTS.md that programs write, each between two marks.
 
 use anyhow::{Result, bail};
 
@@ -9,7 +9,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// The page with the part between the marks replaced, or added at its end. All else stays as it is.
+    /// The page with the part between the marks replaced, or added at its end. The rest stays unchanged.
     pub(crate) fn replaced(&self, page: &str, part: &str) -> Result<String> {
         let Self { begin, end } = self;
         match (page.find(begin), page.find(end)) {

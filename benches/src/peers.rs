@@ -1,8 +1,8 @@
-//! What others offer, on the same work as Pagelift and beside it.
+//! Other tools on the same work as Pagelift and beside it.
 //!
-//! For code and data that is libhugetlbfs: it remaps segments of programs that were relinked for it, and only where
-//! there are at most three of them (`-z noseparate-code`) and the program is no PIE. For a heap there are glibc's
-//! tunables and other allocators; what a table says of memory is what the kernel says, not what was asked for.
+//! For code and data the other tool is libhugetlbfs: it remaps segments of programs that were relinked for it, and only
+//! if there are at most three segments (`-z noseparate-code`) and the program is no PIE. For a heap there are glibc's
+//! tunables and other allocators. The tables give the kernel's counts of memory, not the requested memory.
 
 use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
@@ -128,7 +128,7 @@ fn heap(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Tries a variant for one round; what cannot run is left out with the reason.
+/// Tries a variant for one round; a variant that cannot run is left out with the reason.
 fn add_if_it_runs(bench: &mut Bench, arms: &mut Vec<Arm>, arm: Arm, workload: &str) {
     let check = BurstRun {
         variants: vec![VariantSpec::new(&arm.name, |_| arm.command())],
@@ -148,13 +148,13 @@ fn add_if_it_runs(bench: &mut Bench, arms: &mut Vec<Arm>, arm: Arm, workload: &s
     }
 }
 
-/// True where the dynamic linker's usual folders hold the library.
+/// True if the dynamic linker's usual folders hold the library.
 pub(crate) fn library_exists(name: &str) -> bool {
     let multiarch = Path::new("/usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
     [multiarch, "/usr/lib64".into(), "/usr/lib".into(), "/usr/local/lib".into()].iter().any(|f| f.join(name).exists())
 }
 
-/// A hugetlbfs, which libhugetlbfs needs to make its files on; unmounted when dropped.
+/// A hugetlbfs, on which libhugetlbfs makes its files; unmounted when dropped.
 struct HugetlbMount(PathBuf);
 
 impl HugetlbMount {

@@ -1,7 +1,7 @@
 //! Writes the tables of docs/RESULTS.md from records of `pagelift bench` alone: `pagelift-results FOLDER PAGE`.
 //!
-//! Each record `NAME.jsonl` of the folder gives a row for each of its arms, and the command that repeats it; `NAME.skipped` is
-//! the reason why something was not measured. Nothing of what was measured is left out. The page keeps all else.
+//! Each record `NAME.jsonl` of the folder gives a row for each of its arms, and the command that repeats it;
+//! `NAME.skipped` is the reason for a missing measurement. No measurement is left out. The rest of the page stays.
 
 mod page;
 
@@ -51,7 +51,7 @@ fn records(folder: &Path) -> Result<Vec<(String, Record)>> {
     Ok(records)
 }
 
-/// Names of what was not measured, and why.
+/// Names of skipped measurements, and the reasons.
 fn skipped(folder: &Path) -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -94,7 +94,7 @@ fn tables(records: &[(String, Record)], skipped: &[(String, String)]) -> String 
     text + "\n"
 }
 
-/// Each machine on which any of it was measured.
+/// Each machine on which a record was measured.
 fn machines(records: &[(String, Record)]) -> String {
     let machine = |record: &Record| {
         let facts = &record.header.machine;

@@ -1,11 +1,11 @@
-//! Scattered code: 5,120 functions, each on a page of its own, entered at random.
+//! Scattered code: 5,120 functions, each on a separate page, entered at random.
 //!
-//! How much of what can be won does a lift of a default-linked binary win? The measure is the same program relinked with
-//! segments that begin on huge pages, in memory and in the file. There are three ways in which that can come to stand on
-//! huge pages, and the table has them all: `pagelift run` of the relinked program (nothing is left over at the edges of
-//! its text); without us, starting it from a tmpfs mounted `huge=always`; and, where the file system keeps files in
-//! folios as large as a huge page (ext4 since about 6.16), nothing at all: the kernel then maps aligned text by huge
-//! entries by itself (`file` in the table), as long as the file has come into the page cache in such folios.
+//! The gain of a lift of a default-linked binary, relative to the possible gain. The measure is the same program
+//! relinked with segments that begin on huge pages, in memory and in the file. It can get onto huge pages in three
+//! ways, and the table has them all: `pagelift run` of the relinked program (which leaves no edges of its text);
+//! without Pagelift, a start from a tmpfs mounted `huge=always`; and, if the file system keeps files in folios as large
+//! as a huge page (ext4 since about 6.16), no action: the kernel maps aligned text by huge entries by itself (`file` in
+//! the table), as long as the file has come into the page cache in such folios.
 
 use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use test_support::is_root;
 
-/// Room in the pool for two lifted workers, with all that may be lifted in them.
+/// Room in the pool for two lifted workers, with all their liftable memory.
 const POOL_BYTES: u64 = 128 << 20;
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {

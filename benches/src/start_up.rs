@@ -1,4 +1,4 @@
-//! What `pagelift run` costs a program that has nothing to win.
+//! The cost of `pagelift run` for a program that cannot gain.
 
 use crate::bench::{Arm, Bench, timed_arm};
 use crate::table::print_times;

@@ -20,7 +20,7 @@ pub(crate) fn with_interval(estimate: &Estimate, factor: f64, digits: usize) -> 
     format!("{} [{}, {}]", value(estimate.centre), value(estimate.low), value(estimate.high))
 }
 
-/// The ratio of two variants in one line, for what a series is about.
+/// The main ratio of a series in one line.
 pub(crate) fn ratio_line(series: &Series, workload: usize, baseline: usize, variant: usize) -> String {
     match series.compare(workload, baseline, variant) {
         Some(c) => format!(
@@ -33,8 +33,8 @@ pub(crate) fn ratio_line(series: &Series, workload: usize, baseline: usize, vari
     }
 }
 
-/// Prints a series of bursts: each variant beside the first. `null` is the number of the variant that is the first
-/// one once more.
+/// Prints a series of bursts: each variant beside the first. `null` is the number of the variant that repeats the first
+/// one.
 pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
     for (workload, facts) in series.workloads.iter().enumerate() {
         let compare = |variant| series.compare(workload, 0, variant);
@@ -70,7 +70,7 @@ pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
     }
 }
 
-/// What a variant's fastest bursts take for a step, and beside the first's.
+/// Time for a step in a variant's fastest bursts, and its ratio to the first variant's.
 fn fast(own: Option<f64>, first: Option<f64>, steps: u64) -> String {
     let (Some(own), Some(first)) = (own, first) else { return String::new() };
     format!("{:.2} ns, {:.3}", own / steps as f64, own / first)

@@ -1,4 +1,4 @@
-//! What every binary in `fuzz_targets` consists of.
+//! The common code of all binaries in `fuzz_targets`.
 
 pub use hostile_input;
 pub use libfuzzer_sys;

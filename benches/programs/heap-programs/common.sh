@@ -1,8 +1,8 @@
-# Sourced by the programs' scripts. Each is called with `prepare` once and with `run` for each measurement, in a folder
-# of its own. $RUN holds the words before the program that is measured and may be empty. What a script prints is its
-# result, which must be the same each time; the CPU seconds of the program measured go to the file `cpu`, line by line.
+# Sourced by the programs' scripts. Each is called with `prepare` once and with `run` for each measurement, in a
+# separate folder. $RUN holds the words before the measured program and may be empty. The output of a script is its
+# result, which must be the same each time; the CPU seconds of the measured program go to the file `cpu`, one per line.
 
-# Runs a command and notes the CPU time that it and all that it waited for took.
+# Runs a command and records the CPU time of the command and of all children that it waited for.
 cpu() {
     local TIMEFORMAT='%U %S'
     { time "$@" 2>&4; } 4>&2 2>>cpu
@@ -13,7 +13,7 @@ seconds_of() {
     awk -v tick="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); print ($12 + $13) / tick }' "/proc/$1/stat"
 }
 
-# Text that looks like words, always the same: so many words.
+# Text that resembles words, always the same, with this number of words.
 text() {
     /usr/bin/python3 -c '
 import random, sys

@@ -1,4 +1,4 @@
-# PostgreSQL joins two tables of a million and a half rows by hash, in memory. The time is that of the query, by the server.
+# PostgreSQL joins two tables of 1.5 million rows by hash, in memory. The time is the server's, for the query.
 . "$(dirname "$0")/common.sh"
 bin=$(ls -d /usr/lib/postgresql/*/bin | tail -1)
 as() { setpriv --reuid postgres --regid postgres --clear-groups env HOME=/tmp "$@"; }
@@ -24,7 +24,7 @@ prepare() {
 }
 run() {
     start $RUN
-    # The time is taken by the server process that runs the query: twice, of which the second counts.
+    # The server process that runs the query takes the time, twice; the second time counts.
     as "$bin/psql" -qAt -h "$PWD/data" -d postgres >answers <<'SQL'
 set enable_mergejoin = off;
 set enable_nestloop = off;
