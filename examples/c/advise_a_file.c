@@ -1,4 +1,4 @@
-/* A program that maps a file and has it on huge pages: pagelift_advise.
+/* A program that maps a file and puts it on huge pages: pagelift_advise.
  *
  *     cc advise_a_file.c $(pkg-config --cflags --libs pagelift) -o advise_a_file
  *     ./advise_a_file DATA

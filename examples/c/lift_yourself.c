@@ -1,8 +1,8 @@
-/* A program that lifts itself at its start and says what became of it.
+/* A program that lifts itself at its start and prints the result.
  *
  *     cc lift_yourself.c $(pkg-config --cflags --libs pagelift) -o lift_yourself
  *
- * Where the library is not in a folder that the dynamic linker searches, add
+ * If the library is not in a folder that the dynamic linker searches, add
  *
  *     -Wl,-rpath,$(pkg-config --variable=libdir pagelift)
  */
@@ -15,7 +15,7 @@ static void print_line(const char *line, void *context)
     fprintf(stderr, "%s\n", line);
 }
 
-/* Something worth lifting: 8 MiB of tables. */
+/* Memory to lift: 8 MiB of tables. */
 static unsigned table[2 * 1024 * 1024] = { 1 };
 
 int main(void)

@@ -28,7 +28,7 @@ static struct list **lists;
 static uint8_t **songs;
 static uint64_t list_count, song_count, thread_count = 1;
 
-/* The mapping laid out by hand, where there is one. */
+/* The hand-written layout's mapping, if there is one. */
 static char *by_hand, *by_hand_end;
 
 static uint64_t mixed(uint64_t x) {
@@ -61,7 +61,7 @@ static void *memory(size_t bytes) {
     return block;
 }
 
-/* Each thread makes every so many-th list and song, in an order in which neighbours in memory have nothing in common. */
+/* Each thread makes every n-th list and song, in an order in which neighbours in memory have nothing in common. */
 static void *build(void *argument) {
     uint64_t first = (uint64_t)(uintptr_t)argument;
     for (uint64_t i = first; i < list_count; i += thread_count) {
