@@ -10,9 +10,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use test_support::{
-    Context, Ending, Need, Output, Skipped, Test, copy_program, poll_until, test_case, write_script,
-};
+use test_support::{Context, Ending, Need, Output, Skipped, Test, copy_program, poll_until, test_case, write_script};
 
 const SOON: Duration = Duration::from_secs(60);
 
