@@ -147,7 +147,7 @@ fn badly_reloaded(t: &Context) -> Result<()> {
     agent.wait_for_stderr("started")?;
     machine.write("60-bad.toml", "[[rule]]\nname = 'x'\nmatch = { exe = 5 }\n")?;
     agent.signal(Signal::SIGHUP)?;
-    agent.wait_for_stderr("configuration not read, the rules stay")?;
+    agent.wait_for_stderr("configuration not read, the present rules are kept")?;
     ensure!(agent.stderr_so_far().contains("60-bad.toml:3:"), "{}", agent.stderr_so_far());
     let served = machine.serve(&[], &[])?;
     agent.wait_for_stderr(&format!(": lifted serves_from_large_code[{}]", served.pid()))?;

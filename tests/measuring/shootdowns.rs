@@ -249,7 +249,7 @@ fn kept_settings(t: &Context) -> Result<()> {
     let mut command = t.pagelift(&["run", "--calm", "--", "/usr/bin/env"])?;
     command.env("LD_PRELOAD", JEMALLOC).env("MALLOC_CONF", "narenas:2,dirty_decay_ms:500");
     let output = t.run(command)?.success()?;
-    ensure!(output.stderr.contains("dirty_decay_ms is set by you and stays"), "{}", output.stderr);
+    ensure!(output.stderr.contains("dirty_decay_ms is set in the environment and is kept"), "{}", output.stderr);
     let wanted = "MALLOC_CONF=muzzy_decay_ms:-1,narenas:2,dirty_decay_ms:500";
     ensure!(output.stdout.lines().any(|line| line == wanted), "{}", output.stdout);
     Ok(())

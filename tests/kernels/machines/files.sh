@@ -138,7 +138,7 @@ replaced() {
     cat $file >/dev/null
     metadata_of_a_file show $file >/tmp/before
     feature "file on $1: cache prepare --replace"
-    tells "$1: cache prepare --replace" "replaced, start these anew, which have the old file:.* $first" pagelift cache prepare --replace $file
+    tells "$1: cache prepare --replace" "replaced; restart these processes, which use the old file:.* $first" pagelift cache prepare --replace $file
     metadata_of_a_file show $file >/tmp/after
     grep -q '^security.capability' /tmp/before && cmp -s /tmp/before /tmp/after && cmp -s $file $files/fixed_address_executable &&
         ok "$1: the copy is the same ($(tr '\n' ' ' </tmp/after))" ||

@@ -37,9 +37,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
 /// Opens a record, which is a regular file: for a pipe nobody may ever write to it is not waited.
 pub fn open_record(path: &Path) -> anyhow::Result<File> {
     let found = open_regular_file(path).with_context(|| named(path))?;
-    found.with_context(|| {
-        format!("{}: found something else than a regular file, needed a file of `bench -o`", named(path))
-    })
+    found.with_context(|| format!("{}: found a non-regular file, needed a file of `bench -o`", named(path)))
 }
 
 /// Writes a page to a path. A regular file is replaced by a new one. A link under the fixed name is replaced too, since any

@@ -236,7 +236,7 @@ fn glibc(minor: Option<u32>, allocator: &Allocator, context: &Context, choice: &
             choice.variables.push(("GLIBC_TUNABLES".to_owned(), value));
             choice.reasons.push(format!("{KEY}=1 makes glibc advise its heap for transparent huge pages"));
         }
-        None => choice.reasons.push(format!("{KEY} is set by you and stays")),
+        None => choice.reasons.push(format!("{KEY} is set in the environment and is kept")),
     }
     if allocator.runtime == Some(Runtime::V8) {
         collapse(choice, "V8 maps its heap by itself");
@@ -267,7 +267,7 @@ fn jemalloc(version: Option<&str>, variable: &str, context: &Context, choice: &m
                 }
             });
         }
-        None => choice.reasons.push(format!("{variable} is set by you and stays")),
+        None => choice.reasons.push(format!("{variable} is set in the environment and is kept")),
     }
     if !has_thp(version) {
         collapse(choice, "this jemalloc has no setting for huge pages");
@@ -281,7 +281,7 @@ fn java(context: &Context, pool: Option<PageSize>, choice: &mut HeapChoice) {
         value.contains("UseTransparentHugePages") || value.contains("UseLargePages")
     });
     if set_by_user {
-        choice.reasons.push("huge pages for Java are set by you and stay".to_owned());
+        choice.reasons.push("huge pages for Java are set in the environment and are kept".to_owned());
         return;
     }
     let option = match pool {

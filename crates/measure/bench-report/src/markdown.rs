@@ -138,7 +138,7 @@ fn lifts(section: &Section) -> String {
         let of = format!("{} of {}", format_bytes(lift.covered), format_bytes(lift.considered));
         let _ = writeln!(text, "\n{}: {} on huge pages. Not lifted:\n", code(&arm.name), plain(&of));
         if lift.reasons.is_empty() {
-            text += "nothing of what the options chose.\n";
+            text += "none of the memory chosen by the options.\n";
             continue;
         }
         let reasons = lift.reasons.iter().take(REASONS).map(|reason| {

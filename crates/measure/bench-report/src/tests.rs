@@ -303,7 +303,7 @@ fn the_probe_of_the_machine_is_drawn_and_said() {
     probed.header.probe = Some(Box::new(why));
     let page = html(&[source("a", probed)]);
     assert!(page.contains("was not measured: 768 MiB are needed") && !page.contains("Translation of an access by"));
-    assert!(!html(&[source("a", record(&["thp"], 20, Design::Toggle))]).contains("What address translation costs"));
+    assert!(!html(&[source("a", record(&["thp"], 20, Design::Toggle))]).contains("Cost of address translation"));
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_record_without_observations_is_shown_too() {
             && page.contains("No pair was measured."),
         "{page}"
     );
-    assert!(markdown(&[source("old", old)]).contains("too few to say"));
+    assert!(markdown(&[source("old", old)]).contains("too few blocks"));
 }
 
 /// All texts of a record are foreign.

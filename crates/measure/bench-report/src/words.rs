@@ -51,9 +51,9 @@ pub fn finding(answer: &Answer, arm: usize) -> String {
         Finding::NoDifference => format!("no difference that this machine can show{hidden}{probability}"),
         Finding::Disturbed => "disturbed, no answer: plain differs from itself".to_owned(),
         Finding::TooFew => match answer.starts_if_too_few(arm) {
-            None => "too few to say; fix: a longer --for".to_owned(),
+            None => "too few blocks; fix: a longer --for".to_owned(),
             Some(starts) => format!(
-                "too few starts to say: found {starts}, needed {GENERATIONS_FOR_T}, for two processes of one program differ; fix: a \
+                "too few starts: found {starts}, needed {GENERATIONS_FOR_T}, for two processes of one program differ; fix: a \
                  longer --for, with --starts {GENERATIONS_FOR_T} or more"
             ),
         },
@@ -68,10 +68,10 @@ pub fn said(record: &Record, answer: &Answer, arm: usize) -> String {
         Some(why) if answer.arms[arm].blocks == 0 => format!("nothing was lifted: {why}"),
         // Only some runs are observed.
         Some(why) if is_untried(record, answer, arm) => {
-            format!("nothing was lifted in the run that was looked at: {why}")
+            format!("nothing was lifted in the observed run: {why}")
         }
         Some(why) if record.header.design == Design::Runs => {
-            format!("{found}; nothing was lifted in the run that was looked at: {why}")
+            format!("{found}; nothing was lifted in the observed run: {why}")
         }
         Some(why) => format!("{found}; then nothing was lifted any more: {why}"),
     }
@@ -232,7 +232,7 @@ fn notes_on_walks(states: &[&WalkFigures]) -> Vec<String> {
 pub fn translation(record: &Record) -> Vec<String> {
     let Some(probe) = &record.header.probe else { return Vec::new() };
     if let Some(why) = &probe.not_measured {
-        return vec![format!("what address translation costs was not measured: {why}")];
+        return vec![format!("the cost of address translation was not measured: {why}")];
     }
     let line = |what: &str, compared: &Compared<'_>| {
         let Compared { footprint, base: (base_pages, base), huge: (huge_pages, huge) } = *compared;
@@ -250,7 +250,7 @@ pub fn translation(record: &Record) -> Vec<String> {
         lines.push("the host backs huge pages by smaller ones: expect more on bare metal".to_owned());
     }
     if lines.is_empty() {
-        lines.push("no huge pages could be measured beside base pages".to_owned());
+        lines.push("only base pages could be measured, no huge pages".to_owned());
     }
     lines
 }
@@ -258,13 +258,13 @@ pub fn translation(record: &Record) -> Vec<String> {
 /// The end of the experiment; absent if its time was up.
 pub fn end(record: &Record) -> Option<String> {
     match record.ended() {
-        Some(Ended::Resolved) => Some("ended: the interval is as narrow as was asked for".to_owned()),
+        Some(Ended::Resolved) => Some("ended: the interval is as narrow as requested".to_owned()),
         Some(Ended::TimeIsUp) if record.timed_blocks().count() >= MOST_BLOCKS => {
             Some(format!("ended early: {MOST_BLOCKS} blocks are the most of one record"))
         }
         Some(Ended::TimeIsUp) => None,
         Some(Ended::Interrupted) => Some("interrupted: the answer so far".to_owned()),
         Some(Ended::Failed(why)) => Some(format!("ended early: {why}")),
-        None => Some("the file was cut off: the answer from what it holds".to_owned()),
+        None => Some("the file was cut off: the answer is from its readable part".to_owned()),
     }
 }

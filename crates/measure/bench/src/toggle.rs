@@ -186,7 +186,7 @@ fn run_blocks(
         // A process that has ended needs no switch back.
         (Err(Stop::Failed(first)), Err(Stop::Failed(second))) if toggle.used().is_ok() => {
             let what = match toggle.is_half_way {
-                true => "what was done of the switch could not be taken back",
+                true => "the completed part of the switch could not be undone",
                 false => "the program is still switched",
             };
             Ended::Failed(format!("{first}; {what}: {second}"))

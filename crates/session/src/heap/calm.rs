@@ -75,7 +75,7 @@ impl CalmStart {
             // Ignores variables that --heap has set.
             let stays = cure.applied(variable, user).stays;
             if !stays.is_empty() {
-                self.notes.push(format!("{variable}: {} is set by you and stays", stays.join(", ")));
+                self.notes.push(format!("{variable}: {} is set in the environment and is kept", stays.join(", ")));
             }
         }
         if let Some(advice) = self.is_short.then(|| cures().advice_for(allocator)).flatten() {

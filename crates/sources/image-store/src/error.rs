@@ -97,7 +97,7 @@ pub enum StoreError {
     OpenForWriting(PathBuf),
     /// The kernel grants no lease on the file.
     #[error(
-        "cannot make sure that nobody writes to the file: a read lease gives {0}; needed: its owner or CAP_LEASE, and a \
+        "cannot make sure that no process writes to the file: a read lease gives {0}; needed: its owner or CAP_LEASE, and a \
          file system with leases"
     )]
     NoLease(#[source] io::Error),

@@ -96,7 +96,7 @@ impl StoreMount {
             return unfit("another path".to_owned(), needed, "pagelift image setup --store /run/pagelift/images");
         }
         if mode & !0o755 != 0 || mode & 0o700 != 0o700 {
-            let needed = "700 to 755: root alone writes";
+            let needed = "700 to 755: only root writes";
             return unfit(format!("mode {mode:o}"), needed, "pagelift image setup --mode 755");
         }
         let size = size.or((file_system == FileSystem::Tmpfs).then_some(USUAL_SHARE));

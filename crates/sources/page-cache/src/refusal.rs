@@ -41,11 +41,11 @@ pub enum Refusal {
         memory: u64,
     },
     /// The path leads to a directory, device or pipe instead of a file.
-    #[error("found something else than a regular file, needed a file")]
+    #[error("found a non-regular file, needed a regular file")]
     NotRegular,
     /// Huge pages are disabled for this process, which then cannot see them.
     #[error(
-        "found transparent huge pages disabled for this process (PR_SET_THP_DISABLE), needed to see what it makes; fix: \
+        "found transparent huge pages disabled for this process (PR_SET_THP_DISABLE), needed them to check its result; fix: \
          start it from a process that does not disable them"
     )]
     DisabledHere,

@@ -101,7 +101,7 @@ fn lock_fix(error: &io::Error) -> &'static str {
         }
         io::ErrorKind::NotFound => "needed: the folder /run; fix: mkdir /run && mount -t tmpfs tmpfs /run",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "needed: space in /run; fix: remove what fills it (df /run)"
+            "needed: space in /run; fix: remove files (df /run)"
         }
         _ => "needed: to create this file, and to lock or rename it",
     }

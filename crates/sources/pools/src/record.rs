@@ -232,7 +232,7 @@ fn own_text(path: &Path) -> io::Result<String> {
     if !metadata.is_file() || metadata.uid() != own || metadata.mode() & 0o022 != 0 {
         return Err(io::Error::other(format!(
             "found {} of user {} with mode {:o}, needed: a file of user {own} that no other can write",
-            if metadata.is_file() { "a file" } else { "something else than a file" },
+            if metadata.is_file() { "a file" } else { "not a regular file" },
             metadata.uid(),
             metadata.mode() & 0o7777
         )));

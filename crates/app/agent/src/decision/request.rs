@@ -84,7 +84,7 @@ pub fn order(rule: &Rule, variable: Option<&str>) -> Result<Order, Refusal> {
     if kinds.is_empty() {
         return refused(
             Reason::NotAllowed,
-            format!("{VARIABLE} asks for no memory that rule \"{}\" allows", rule.name),
+            format!("{VARIABLE} requests no memory that rule \"{}\" allows", rule.name),
         );
     }
     let pages = pages(rule, asked.pages)?;
@@ -102,7 +102,7 @@ fn pages(rule: &Rule, asked: Option<Pages>) -> Result<Pages, Refusal> {
         return match asked {
             Some(wanted) if wanted != pages && wanted != Pages::Auto => Err(Refusal::new(
                 Reason::NotAllowed,
-                format!("{VARIABLE} asks for pages={}, rule \"{}\" allows {}", wanted.word(), rule.name, pages.word()),
+                format!("{VARIABLE} requests pages={}, rule \"{}\" allows {}", wanted.word(), rule.name, pages.word()),
             )),
             _ => Ok(pages),
         };
@@ -114,7 +114,7 @@ fn pages(rule: &Rule, asked: Option<Pages>) -> Result<Pages, Refusal> {
         found => Err(Refusal::new(
             Reason::NotAllowed,
             format!(
-                "{VARIABLE} asks for pages={}, rule \"{}\" allows {}",
+                "{VARIABLE} requests pages={}, rule \"{}\" allows {}",
                 found.map_or("none", Pages::word),
                 rule.name,
                 list(&allow.pages)

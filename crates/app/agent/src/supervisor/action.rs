@@ -339,7 +339,7 @@ impl fmt::Display for Action {
             ),
             Self::Reloaded { rules } => write!(f, "configuration read: {}", counted(*rules, "rule")),
             Self::NotReloaded { errors } => {
-                write!(f, "configuration not read, the rules stay: {}", errors.join("; "))
+                write!(f, "configuration not read, the present rules are kept: {}", errors.join("; "))
             }
             Self::Switch { state } => write!(f, "kill switch: {state}"),
             Self::Failed { what } => f.write_str(what),

@@ -99,7 +99,7 @@ pub fn run(args: &AlignArgs) -> anyhow::Result<()> {
 fn align(args: &AlignArgs, path: &Path, huge: PageSize) -> anyhow::Result<()> {
     let name = printable(&path.display().to_string());
     let Some(file) = open_regular_file(path).with_context(|| name.clone())? else {
-        bail!("{name}: found something else than a regular file, needed a program or shared object");
+        bail!("{name}: found a non-regular file, needed a program or shared object");
     };
     let identity = FileIdentity::of(&file.metadata()?);
     let data = ReadCache::new(BoundedFile::new(&file, identity.size, ELF_HEADERS.bytes()));
@@ -240,7 +240,7 @@ impl Target<'_> {
         match replace(self.path, &change) {
             Err(ReplaceError::Metadata { what, .. }) if args.force && what.contains("user.pagelift") => {
                 replace(self.path, &Change { attributes: Vec::new(), ..change })?;
-                say!("pagelift: the former values could not be kept; to undo, build it anew");
+                say!("pagelift: the former values could not be kept; to undo, build the file again");
             }
             result => drop(result?),
         }

@@ -33,7 +33,7 @@ pub(super) fn map(section: &Section, number: usize, detail: Detail) -> Markup {
     let maps = section.mapped_states();
     if maps.is_empty() {
         return html! {
-            p.none { "The record does not tell: it was made by an earlier version, or runs were too short to look at." }
+            p.none { "Not in the record: it was made by an earlier version, or runs were too short to be observed." }
         };
     }
     let states = states(&maps, section.design, detail.mappings);
@@ -46,7 +46,7 @@ pub(super) fn map(section: &Section, number: usize, detail: Detail) -> Markup {
             div.zoom hidden {
                 label for={ "z" (number) } { "Zoom" }
                 input id={ "z" (number) } type="range" min="0" max="6" step="0.05" value="0";
-                span.faint { "Scroll sideways to move; point at a block, or touch it, to read what it is." }
+                span.faint { "Scroll sideways to move; point at a block, or touch it, to read its details." }
             }
             div.map tabindex="0" role="group" aria-label="Address space, before and after; a table follows" {
                 div.lanes {
@@ -62,9 +62,9 @@ pub(super) fn map(section: &Section, number: usize, detail: Detail) -> Markup {
             output.told aria-live="polite" {}
             figcaption {
                 "Each block is a mapping, in the order of addresses, with gaps left out; the wider the more is resident, by the \
-                 square root. The filled height is what is resident: the kernel counts pages of a mapping and does not tell \
-                 where in it they lie."
-                @if !section.design.is_of_one_process() { " Each process has other addresses: what is of one name stands below each other." }
+                 square root. The filled height is what is resident: the kernel counts the pages of a mapping and does \
+                 not report their places in it."
+                @if !section.design.is_of_one_process() { " Each process has other addresses: mappings with the same name are below each other." }
                 @if left_out > 0 { " " (left_out) " mappings of little memory are left out." }
             }
         }

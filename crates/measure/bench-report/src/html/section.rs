@@ -26,12 +26,12 @@ pub(super) fn section(section: &Section, number: usize, is_one_of_many: bool, de
             (part("All pairs over time", over_time(section, detail)))
             (part("Distribution", distribution(section, detail)))
             (part("Address map", map::map(section, number, detail)))
-            (part("What was lifted, and what not", tables::lifts(section, detail)))
+            (part("Lifted memory, and the rest", tables::lifts(section, detail)))
             (part("Memory", tables::memory(section)))
             @if !section.latency.is_empty() { (part("Latency", latency(section))) }
             (part("Counters", tables::counters(section)))
-            @if section.arms.iter().any(|arm| arm.switch.is_some()) { (part("What a switch costs", tables::switches(section))) }
-            @if !section.translation.is_empty() { (part("What address translation costs here", translation(section, detail))) }
+            @if section.arms.iter().any(|arm| arm.switch.is_some()) { (part("Cost of a switch", tables::switches(section))) }
+            @if !section.translation.is_empty() { (part("Cost of address translation here", translation(section, detail))) }
             (part("The machine", tables::machine(section)))
             (part("How it was measured", method(section)))
         }
@@ -84,7 +84,7 @@ fn over_time(section: &Section, detail: Detail) -> Markup {
                         None => "Each dot is a pair: treated windows against the plain ones of the same block. ",
                     }
                     "Lines are centres; the band is what plain shows against itself. "
-                    @if wide.outside > 0 { (wide.outside) " pairs lie beyond the axis and stand at its end." }
+                    @if wide.outside > 0 { (wide.outside) " pairs are beyond the axis and drawn at its end." }
                 }
             }
         }

@@ -20,7 +20,7 @@ fn share(part: u64, whole: u64) -> String {
 pub(super) fn lifts(section: &Section, detail: Detail) -> Markup {
     html! {
         @if section.arms.iter().all(|arm| arm.lift.is_none()) {
-            p.none { "The record does not tell: it was made by other commands than a lift, by an earlier version, or a run was not lifted." }
+            p.none { "Not in the record: it was made by other commands than a lift, by an earlier version, or a run was not lifted." }
         }
         @for arm in &section.arms {
             @if let Some(lift) = &arm.lift { (lift_of(&arm.name, lift, detail)) }
@@ -50,7 +50,7 @@ fn lift_of(name: &str, lift: &LiftView, detail: Detail) -> Markup {
             (more(lift.ranges.len(), detail.rows, "ranges"))
         }
         @if lift.reasons.is_empty() {
-            p.faint { "Nothing of what the options chose stays on base pages." }
+            p.faint { "No memory chosen by the options remains on base pages." }
         } @else {
             p.caption { "Not lifted, and why" }
             div.scroll { table {
@@ -89,7 +89,7 @@ pub(super) fn memory(section: &Section) -> Markup {
     let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "–".to_owned(), format_bytes);
     html! {
         @if seen.is_empty() {
-            p.none { "The record does not tell: it was made by an earlier version, or runs were too short to look at." }
+            p.none { "Not in the record: it was made by an earlier version, or runs were too short to be observed." }
         } @else {
             div.scroll { table {
                 thead { tr { th scope="col" { "State" } th.number scope="col" { "Resident" } th.number scope="col" { "Its share (Pss)" }
@@ -101,9 +101,9 @@ pub(super) fn memory(section: &Section) -> Markup {
             } }
             p.faint { "Process " (seen[0].0.process)
                 @match section.design {
-                    Design::Toggle => ", looked at outside of the windows.",
-                    Design::Servers => ", as it answered for the first time; children of it are not counted.",
-                    Design::Runs => ", as last seen in the first run of each kind; children of it are not counted.",
+                    Design::Toggle => ", observed outside of the windows.",
+                    Design::Servers => ", as it answered for the first time; its children are not counted.",
+                    Design::Runs => ", as last seen in the first run of each kind; its children are not counted.",
                 } }
         }
     }

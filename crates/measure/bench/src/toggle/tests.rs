@@ -149,7 +149,7 @@ fn a_switch_that_fails_half_way_is_taken_back_or_said() {
     assert_eq!(record.ended(), Some(&Ended::Failed("one of its processes refuses".to_owned())));
     let (_, record) = run_with(Program { cannot_go_back: true, ..half() }, Duration::from_secs(100), false);
     let why =
-        "one of its processes refuses; what was done of the switch could not be taken back: it cannot be put back";
+        "one of its processes refuses; the completed part of the switch could not be undone: it cannot be put back";
     assert_eq!(record.ended(), Some(&Ended::Failed(why.to_owned())));
 }
 

@@ -186,7 +186,7 @@ impl CodeSlot {
             return Ok(());
         }
         Err(io::Error::other(format!(
-            "{}, where the code for calls is, has been changed by the program or another Pagelift",
+            "{}, the place of the code for injected calls, was changed by the program or another Pagelift",
             self.range
         )))
     }

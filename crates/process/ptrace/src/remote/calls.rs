@@ -82,7 +82,7 @@ pub fn unchanged_files(pagemap: &Pagemap, space: &AddressSpace, range: AddressRa
 
 /// Refuses a range of which a page is no longer its file's, or may not be: discarding would lose it.
 pub fn expect_unchanged(pagemap: Option<&Pagemap>, range: AddressRange) -> Result<(), CallError> {
-    let busy = CallError { call: "mapping its file anew: pages were written to", errno: Errno::EBUSY as i32 };
+    let busy = CallError { call: "mapping its file again: pages were written to", errno: Errno::EBUSY as i32 };
     let changed = pagemap.ok_or(busy)?.changed(range).map_err(|error| failed("reading the pagemap", &error))?;
     if changed.is_empty() { Ok(()) } else { Err(busy) }
 }

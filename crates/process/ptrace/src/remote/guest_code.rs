@@ -47,7 +47,7 @@ impl GuestCode {
         mut mappings: impl Iterator<Item = AddressRange>,
     ) -> io::Result<Self> {
         let at = mappings.find_map(|mapping| padding_of(memory, mapping, code.len())).ok_or_else(|| {
-            io::Error::other(format!("found no {} bytes of padding behind the vDSO or its code", code.len()))
+            io::Error::other(format!("found no {} bytes of padding after the vDSO or its code", code.len()))
         })?;
         write_code(pid, memory, at, code)?;
         Ok(Self { at, length: code.len() })

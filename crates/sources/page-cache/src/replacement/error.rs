@@ -7,7 +7,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum ReplaceError {
     /// The path leads to something else than a regular file.
-    #[error("found something else than a regular file, needed a file")]
+    #[error("found a non-regular file, needed a regular file")]
     NotRegular,
     /// The copy is to be written to the file itself.
     #[error("found the file itself as the output, needed another file; fix: omit the option to replace the file")]
@@ -41,7 +41,8 @@ pub enum ReplaceError {
     BeingWritten,
     /// It cannot be made sure that nobody writes to it.
     #[error(
-        "found no lease on the file ({0}), needed one to be sure that nobody writes to it; fix: a file system with leases"
+        "found no lease on the file ({0}), needed one to be sure that no process writes to it; fix: a file system with \
+         leases"
     )]
     NoLease(#[source] io::Error),
     /// A copy would fill its holes.

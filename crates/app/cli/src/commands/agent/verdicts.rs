@@ -157,7 +157,7 @@ fn bytes_of(path: &Path) -> anyhow::Result<Vec<u8>> {
     if path == Path::new("-") {
         return Ok(VERDICTS.read_rest(stdin())?);
     }
-    let file = open_regular_file(path)?.context("found something else than a regular file, needed a file")?;
+    let file = open_regular_file(path)?.context("found a non-regular file, needed a regular file")?;
     Ok(VERDICTS.read_rest(file)?)
 }
 

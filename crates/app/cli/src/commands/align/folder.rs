@@ -99,7 +99,7 @@ fn one(args: &AlignArgs, root: &Path, path: &Path, name: &str, huge: PageSize) -
 }
 
 fn change(args: &AlignArgs, root: &Path, path: &Path, name: &str, huge: PageSize) -> anyhow::Result<String> {
-    let file = open_regular_file(path)?.context("found something else than a regular file, needed a file")?;
+    let file = open_regular_file(path)?.context("found a non-regular file, needed a regular file")?;
     ensure!(
         is_below(&file, root)?,
         "found a link that leads out of the folder, needed a file inside; fix: run it again"

@@ -107,7 +107,7 @@ fn check_folders(path: &Path) -> anyhow::Result<()> {
 /// Opens a program that root or this process's user owns.
 fn opened(path: &Path) -> anyhow::Result<(File, FileIdentity)> {
     check_path(path)?;
-    let file = open_regular_file(path)?.context("found something else than a regular file, needed a program")?;
+    let file = open_regular_file(path)?.context("found a non-regular file, needed a program")?;
     let found = file.metadata()?;
     if !is_of_trusted_user(&found) {
         bail!("found a file of user {}, needed one of root or of this user", found.uid());

@@ -111,7 +111,7 @@ fn entries(args: &KeepArgs) -> anyhow::Result<Vec<ListEntry>> {
         Err(error) if error.kind() == ErrorKind::NotFound => bail!("{}", no_list(&args.config)),
         opened => opened.with_context(|| format!("reading the list {name}"))?,
     };
-    let Some(file) = file else { bail!("{name}: found something else than a regular file, needed a list of files") };
+    let Some(file) = file else { bail!("{name}: found a non-regular file, needed a list of files") };
     let text = KERNEL_TEXT.read_rest(&file).with_context(|| format!("reading the list {name}"))?;
     let text = String::from_utf8(text).with_context(|| format!("reading the list {name}"))?;
     let entries = parse_list(&text).map_err(|error| anyhow!("{name}, {error}"))?;
@@ -159,8 +159,8 @@ fn lay_out(layouts: &mut Layouts, entries: &[ListEntry], skip_read_only: bool) -
 fn all_laid_out(failed: usize) -> anyhow::Result<()> {
     match failed {
         0 => Ok(()),
-        1 => Err(anyhow!("1 file did not get the layout that the list asks for")),
-        failed => Err(anyhow!("{failed} files did not get the layout that the list asks for")),
+        1 => Err(anyhow!("1 file did not get the layout that the list requests")),
+        failed => Err(anyhow!("{failed} files did not get the layout that the list requests")),
     }
 }
 

@@ -102,7 +102,7 @@ fn after_replacement(keepers: Option<&[i32]>) -> String {
         Some([]) => "; replaced".to_owned(),
         Some(processes) => {
             let numbers: Vec<String> = processes.iter().map(i32::to_string).collect();
-            format!("; replaced, start these anew, which have the old file: {}", numbers.join(", "))
+            format!("; replaced; restart these processes, which use the old file: {}", numbers.join(", "))
         }
     }
 }
@@ -153,7 +153,7 @@ fn choose(args: &PrepareArgs, huge: PageSize, failed: &mut usize) -> anyhow::Res
 fn open_named(path: &Path) -> anyhow::Result<File> {
     match open_regular_file(path)? {
         Some(file) => Ok(file),
-        None => bail!("found something else than a regular file, needed a file"),
+        None => bail!("found a non-regular file, needed a regular file"),
     }
 }
 

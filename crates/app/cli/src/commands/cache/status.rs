@@ -85,7 +85,7 @@ fn read(args: &StatusArgs) -> anyhow::Result<Listing> {
     for path in &args.files {
         let explain = || format!("{}", path.display());
         let Some(file) = open_regular_file(path).with_context(explain)? else {
-            bail!("{}: found something else than a regular file, needed a file", path.display());
+            bail!("{}: found a non-regular file, needed a regular file", path.display());
         };
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string();
         let status = status_of(&file, &mapped, page_size).with_context(explain)?;

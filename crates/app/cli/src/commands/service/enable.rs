@@ -241,7 +241,7 @@ fn install(
         }
         systemd::control(&["daemon-reload"])?;
     }
-    decided.with_context(|| format!("{} was taken back", path.display()))
+    decided.with_context(|| format!("the change of {} was undone", path.display()))
 }
 
 /// Compares systemd's properties with the written file.

@@ -413,7 +413,7 @@ mod tests {
         own_number(&mut executor).unwrap_err();
         assert_eq!(memory.read_word(at).unwrap(), !before);
         let why = executor.refusal().unwrap().to_owned();
-        assert!(why.contains("has been changed by the program"), "{why}");
+        assert!(why.contains("was changed by the program"), "{why}");
         drop(executor.finish());
         assert_eq!(memory.read_word(at).unwrap(), !before, "what the program has written is kept");
         memory.write(at, &before.to_ne_bytes()).unwrap();
