@@ -4,7 +4,7 @@ use crate::heap::HeapInPlace;
 use crate::nodes::{FarPages, Home, NodeBytes, far_pages, home_of};
 use crate::shared::InPlaceReports;
 use address_space::RangeSet;
-use lift_execution::{Outcome, RangeOutcome, Report};
+use lift_execution::{LiftOutcome, RangeOutcome, Report};
 use lift_plan::{Coverable, Later, MachineFacts, Numa, Plan, Price, Reason, Refusal, Source};
 use linux::written_file;
 use machine_facts::{System, bytes_on_nodes};
@@ -197,7 +197,7 @@ impl LiftReport {
     }
 
     /// Adds a plan and its outcome to the report.
-    pub fn take(&mut self, plan: Plan, outcome: Outcome, duration: Duration) {
+    pub fn take(&mut self, plan: Plan, outcome: LiftOutcome, duration: Duration) {
         let unlifted = self.lift.unlifted.take();
         self.lift = Report { unlifted, ..Report::new(plan, outcome, duration.as_micros() as u64) };
         self.find_fixes();
@@ -332,7 +332,7 @@ mod tests {
         let refusal = |(range, reason)| Refusal { object: "program".to_owned(), kinds: Vec::new(), range, reason };
         let plan =
             Plan { refusals: refusals.into_iter().map(refusal).collect(), considered: 40 * PAGE, ..Plan::default() };
-        report.take(plan, Outcome { ranges, ..Outcome::default() }, Duration::from_millis(1));
+        report.take(plan, LiftOutcome { ranges, ..LiftOutcome::default() }, Duration::from_millis(1));
         report
     }
 

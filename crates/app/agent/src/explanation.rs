@@ -36,7 +36,7 @@ pub struct Explanation<'a> {
     /// Why its build is not lifted.
     pub block: Option<Refusal>,
     /// The measurements of its build, and the conclusion, if a rule orders a lift.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<LiftVerdict>,
     /// Why the verdicts could not be read.
     pub verdicts_error: Option<String>,
     /// Why the state of the agent could not be read.
@@ -45,7 +45,7 @@ pub struct Explanation<'a> {
 
 /// The verdict on the lift of a process.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
+pub struct LiftVerdict {
     /// Measurements of its build.
     pub known: Summary,
     /// The decision that the rule and the measurements give.
@@ -56,7 +56,7 @@ pub struct Verdict {
     pub least_cpu: Duration,
 }
 
-impl Verdict {
+impl LiftVerdict {
     fn of(
         order: &Order,
         program: &Program,
@@ -110,7 +110,7 @@ pub fn explain<'a>(configuration: &'a Configuration, paths: &Paths, pid: i32) ->
         Err(error) => (Store::default(), Some(error.to_string())),
     };
     let verdict = judgement.order.as_ref();
-    let verdict = verdict.map(|order| Verdict::of(order, &program, sample.identity, &store, &machine, settings));
+    let verdict = verdict.map(|order| LiftVerdict::of(order, &program, sample.identity, &store, &machine, settings));
     let (ledger, state_error) = match Ledger::load(&paths.state, &machine.boot) {
         Ok(ledger) => (ledger, None),
         Err(error) => (Ledger::default(), Some(error.to_string())),

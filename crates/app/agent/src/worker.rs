@@ -258,7 +258,7 @@ fn plan(pid: i32, policy: &Policy) -> Result<Answer, SessionError> {
         answer.covered += plan.planned();
         if answer.covered == 0 && plan.lifts.is_empty() {
             let mut report = LiftReport::new(pid, String::new());
-            report.take(plan, lift_execution::Outcome::default(), Duration::ZERO);
+            report.take(plan, lift_execution::LiftOutcome::default(), Duration::ZERO);
             answer.refusal = Some(reason_of(&report));
         }
     }

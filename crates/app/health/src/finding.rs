@@ -142,7 +142,7 @@ pub struct NotSeen {
 
 /// One answer of a check. A check that does not apply gives none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// As it should be; the observed value.
     Fine(String),
     /// Wanting.
@@ -169,7 +169,7 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
+impl CheckOutcome {
     /// All is well; the text is the observed value.
     pub fn fine(seen: impl Into<String>) -> Self {
         Self::Fine(seen.into())

@@ -19,7 +19,7 @@ mod standing;
 mod verdict;
 
 pub use facts::Facts;
-pub use finding::{Area, Finding, Fix, NotSeen, Outcome, Severity};
+pub use finding::{Area, CheckOutcome, Finding, Fix, NotSeen, Severity};
 pub use own_pages::{Buffer, OwnPages, Request};
 pub use report::{FineCheck, HealthReport, examine};
 pub use standing::{Standing, State};

@@ -2,7 +2,7 @@
 
 use crate::checks::CHECKS;
 use crate::facts::Facts;
-use crate::finding::{Area, Finding, NotSeen, Outcome, Severity};
+use crate::finding::{Area, CheckOutcome, Finding, NotSeen, Severity};
 use crate::verdict::Verdict;
 use serde::Serialize;
 
@@ -59,9 +59,9 @@ pub fn examine(facts: &Facts) -> HealthReport {
         let (name, area) = (check.name, check.area);
         for outcome in (check.run)(facts) {
             match outcome {
-                Outcome::Fine(seen) => fine.push(FineCheck { check: name, area, seen }),
-                Outcome::NotSeen { what, root_sees } => not_seen.push(NotSeen { check: name, what, root_sees }),
-                Outcome::Found { severity, title, found, wanted, why, fix } => {
+                CheckOutcome::Fine(seen) => fine.push(FineCheck { check: name, area, seen }),
+                CheckOutcome::NotSeen { what, root_sees } => not_seen.push(NotSeen { check: name, what, root_sees }),
+                CheckOutcome::Found { severity, title, found, wanted, why, fix } => {
                     findings.push(Finding { check: name, area, severity, title, found, wanted, why, fix });
                 }
             }

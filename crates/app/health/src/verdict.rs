@@ -11,7 +11,7 @@ use address_space::format_bytes;
 use foreign_text::quoted;
 use lift_plan::Source;
 use serde::Serialize;
-use translation::working_set::{Part, PartVerdict, Verdict as InUse};
+use translation::working_set::{Part, PartVerdict, ReachVerdict as InUse};
 
 /// Entries that the second-level TLBs of the last ten years hold at least and at most: 512 for code on Zen 3 and 4, 4,096
 /// for data on Zen 5.

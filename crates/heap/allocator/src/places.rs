@@ -12,7 +12,7 @@ use core::sync::atomic::{
 const CALL_WORDS: usize = 10;
 
 /// One thread's entry. All zero in an entry that was never used.
-pub struct Place {
+pub struct ThreadEntry {
     /// Odd while the place is being written.
     version: AtomicU32,
     thread: AtomicU32,
@@ -34,14 +34,14 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 /// Empties the table for another stop; `None` if there is no memory for it.
 pub fn clear() -> Option<()> {
     if TABLE.load(Relaxed) == 0 {
-        TABLE.store(map_anywhere(MOST_THREADS * size_of::<Place>(), false, 0)?, Release);
+        TABLE.store(map_anywhere(MOST_THREADS * size_of::<ThreadEntry>(), false, 0)?, Release);
     }
     COUNT.store(0, SeqCst);
     Some(())
 }
 
-fn table() -> &'static [Place] {
-    let table = TABLE.load(Acquire) as *const Place;
+fn table() -> &'static [ThreadEntry] {
+    let table = TABLE.load(Acquire) as *const ThreadEntry;
     if table.is_null() {
         return &[];
     }
@@ -52,8 +52,8 @@ fn table() -> &'static [Place] {
 }
 
 /// The place of a thread in this stop.
-pub fn place_of(thread: u32, stop: u32) -> Option<&'static Place> {
-    let is_own = |place: &&Place| place.thread.load(SeqCst) == thread && place.stop.load(SeqCst) == stop;
+pub fn place_of(thread: u32, stop: u32) -> Option<&'static ThreadEntry> {
+    let is_own = |place: &&ThreadEntry| place.thread.load(SeqCst) == thread && place.stop.load(SeqCst) == stop;
     table().get(..COUNT.load(SeqCst))?.iter().find(is_own)
 }
 
@@ -99,7 +99,7 @@ pub fn calls_of(thread: u32) -> impl Iterator<Item = Call> {
     used.iter().filter(move |place| place.thread.load(SeqCst) == thread).filter_map(move |place| place.call_of(thread))
 }
 
-impl Place {
+impl ThreadEntry {
     /// Notes that the thread has stopped.
     pub fn stand(&self, stop: u32) {
         self.stands_for.store(stop, SeqCst);

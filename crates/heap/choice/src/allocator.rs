@@ -47,7 +47,7 @@ pub enum Family {
 /// The way in which the allocator comes into the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "how")]
-pub enum Place {
+pub enum AllocatorOrigin {
     /// Linked into the executable: a preloaded one does not replace it.
     LinkedIn,
     /// In a shared library: a preloaded one replaces it.
@@ -75,7 +75,7 @@ pub struct Allocator {
     /// The family.
     pub family: Family,
     /// Its place.
-    pub place: Place,
+    pub place: AllocatorOrigin,
     /// The user has put it before all others by LD_PRELOAD.
     pub preloaded: bool,
     /// A runtime above it.
@@ -100,14 +100,15 @@ impl Allocator {
             .or_else(|| from_libraries(program))
             .unwrap_or_else(|| c_library(program));
         let settings = match &place {
-            Place::LinkedIn => exe.settings.clone(),
-            Place::Library { path } => {
+            AllocatorOrigin::LinkedIn => exe.settings.clone(),
+            AllocatorOrigin::Library { path } => {
                 let serving = program.libraries.iter().find(|facts| is_at(facts, path));
                 serving.map(|facts| facts.settings.clone()).unwrap_or_default()
             }
         };
         let of_user = program.libraries.iter().take(program.preloaded);
-        let preloaded = matches!(&place, Place::Library { path } if of_user.clone().any(|facts| is_at(facts, path)));
+        let preloaded =
+            matches!(&place, AllocatorOrigin::Library { path } if of_user.clone().any(|facts| is_at(facts, path)));
         let runtime = runtime(program);
         let is_tcmalloc = family == Family::Tcmalloc;
         let gperftools = program.objects().filter_map(|facts| facts.gperftools_version.as_ref()).next();
@@ -133,14 +134,16 @@ impl Allocator {
                 Some("free-threaded Python allocates its objects by its own allocator, whatever malloc is")
             }
             (Family::Musl, _) => Some("the preloaded heap is made for the GNU C library, and this program has musl"),
-            (_, Place::LinkedIn) => Some("its allocator is linked in, so that a preloaded one is not used"),
+            (_, AllocatorOrigin::LinkedIn) => Some("its allocator is linked in, so that a preloaded one is not used"),
             _ if !is_gnu => Some("the preloaded heap needs the GNU C library"),
-            (Family::Unknown, Place::Library { path }) if self.preloaded && !passes_on(path, program) => Some(ITS_OWN),
+            (Family::Unknown, AllocatorOrigin::Library { path }) if self.preloaded && !passes_on(path, program) => {
+                Some(ITS_OWN)
+            }
             (Family::Jemalloc { .. } | Family::Tcmalloc | Family::Mimalloc, _) if self.preloaded => Some(ITS_OWN),
-            (Family::Unknown, Place::Library { path }) if is_debugger(path) => {
+            (Family::Unknown, AllocatorOrigin::Library { path }) if is_debugger(path) => {
                 Some("it finds memory errors, which a preloaded malloc would hide")
             }
-            (_, Place::Library { path }) if gives_new(path, program) => Some(
+            (_, AllocatorOrigin::Library { path }) if gives_new(path, program) => Some(
                 "its allocator defines its own C++ operators new and delete, which the program uses and a preloaded malloc \
                  does not replace",
             ),
@@ -189,10 +192,10 @@ fn is_debugger(path: &str) -> bool {
     ["libefence.so", "libduma.so", "libdmalloc"].iter().any(|start| name.starts_with(start))
 }
 
-type Found = (Family, Place, String);
+type Found = (Family, AllocatorOrigin, String);
 
-fn library(facts: &ElfFacts) -> Place {
-    Place::Library { path: facts.path.display().to_string() }
+fn library(facts: &ElfFacts) -> AllocatorOrigin {
+    AllocatorOrigin::Library { path: facts.path.display().to_string() }
 }
 
 /// A tool that checks the program's memory, by its runtime in one of the objects or by a library that it needs.
@@ -203,8 +206,12 @@ fn checker(program: &Program) -> Option<Found> {
         let names = facts.soname.iter().chain(&facts.needed);
         let by_library = || names.filter_map(|name| Some((checker_of_library(name)?, name.clone()))).next();
         let (tool, name) = by_symbol.or_else(by_library)?;
-        let place = program.libraries.iter().find(|library| library.exports("malloc")).map_or(Place::LinkedIn, library);
-        let place = if program.executable.exports("malloc") { Place::LinkedIn } else { place };
+        let place = program
+            .libraries
+            .iter()
+            .find(|library| library.exports("malloc"))
+            .map_or(AllocatorOrigin::LinkedIn, library);
+        let place = if program.executable.exports("malloc") { AllocatorOrigin::LinkedIn } else { place };
         Some((Family::Checker { tool }, place, format!("{} has {name}", facts.path.display())))
     })
 }
@@ -216,7 +223,7 @@ fn special(program: &Program) -> Option<Found> {
             Some(version) => format!("it was built by {version}"),
             None => "it carries Go's build information".to_owned(),
         };
-        return Some((Family::Go, Place::LinkedIn, evidence));
+        return Some((Family::Go, AllocatorOrigin::LinkedIn, evidence));
     }
     let jvm = |facts: &&ElfFacts| {
         let name = facts.soname.as_deref().unwrap_or_default();
@@ -250,13 +257,13 @@ fn known_symbols(facts: &ElfFacts) -> Option<(Family, String)> {
 
 fn linked_in(exe: &ElfFacts) -> Option<Found> {
     let (family, symbol) = known_symbols(exe)?;
-    Some((family, Place::LinkedIn, format!("the executable defines {symbol}")))
+    Some((family, AllocatorOrigin::LinkedIn, format!("the executable defines {symbol}")))
 }
 
 /// A `malloc` of the executable's, which all objects call: symbol look-up begins with the executable.
 fn unknown_linked_in(exe: &ElfFacts) -> Option<Found> {
     let serves = exe.interpreter.is_some() && exe.exports("malloc");
-    serves.then(|| (Family::Unknown, Place::LinkedIn, "the executable defines malloc".to_owned()))
+    serves.then(|| (Family::Unknown, AllocatorOrigin::LinkedIn, "the executable defines malloc".to_owned()))
 }
 
 /// The first library that defines `malloc` serves it.
@@ -289,21 +296,21 @@ fn is_c_library_of_musl(facts: &ElfFacts, exe: &ElfFacts) -> bool {
 fn c_library(program: &Program) -> Found {
     let exe = &program.executable;
     if let Some(interpreter) = exe.interpreter.as_deref().filter(|path| path.contains("ld-musl")) {
-        let place = Place::Library { path: interpreter.to_owned() };
+        let place = AllocatorOrigin::Library { path: interpreter.to_owned() };
         return (Family::Musl, place, format!("its dynamic linker is {interpreter}"));
     }
     if exe.glibc_minor.is_some() || (exe.interpreter.is_none() && exe.defines("__libc_malloc") && !is_musl(exe)) {
         let family = Family::Glibc { minor: exe.glibc_minor };
-        return (family, Place::LinkedIn, "a static program with the GNU C library".to_owned());
+        return (family, AllocatorOrigin::LinkedIn, "a static program with the GNU C library".to_owned());
     }
     if exe.interpreter.is_none() && is_musl(exe) {
-        return (Family::Musl, Place::LinkedIn, "a static program with musl".to_owned());
+        return (Family::Musl, AllocatorOrigin::LinkedIn, "a static program with musl".to_owned());
     }
     let evidence = match &exe.interpreter {
         Some(_) => "no library found for the program defines malloc",
         None => "a static program without allocator symbols",
     };
-    (Family::Unknown, Place::LinkedIn, evidence.to_owned())
+    (Family::Unknown, AllocatorOrigin::LinkedIn, evidence.to_owned())
 }
 
 fn runtime(program: &Program) -> Option<Runtime> {
@@ -427,7 +434,11 @@ mod tests {
         let program = |executable| program(executable, &[]);
         let own = program(object("/bin/own", &["malloc", "free"], &[]));
         let allocator = Allocator::of(&own);
-        assert_eq!((&allocator.family, &allocator.place), (&Family::Unknown, &Place::LinkedIn), "{allocator}");
+        assert_eq!(
+            (&allocator.family, &allocator.place),
+            (&Family::Unknown, &AllocatorOrigin::LinkedIn),
+            "{allocator}"
+        );
         assert!(allocator.not_replaceable(&own).is_some_and(|why| why.contains("linked in")));
         // A malloc that only the executable itself sees leaves the C library's to all libraries.
         let mut hidden = object("/bin/hidden", &[], &["malloc"]);

@@ -23,7 +23,7 @@ mod settings;
 mod small_blocks;
 
 pub use account::{NotRead, PreloadedHeap, SmallUse, read_preloaded};
-pub use allocator::{Allocator, Family, Place, Runtime};
+pub use allocator::{Allocator, AllocatorOrigin, Family, Runtime};
 pub use choice::{Context, Forced, HeapChoice, Preload, choose};
 pub use collapse::{CollapseError, collapse_once, collapse_while_it_runs, collapsible};
 pub use default_folders::Linker;

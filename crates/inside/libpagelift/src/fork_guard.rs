@@ -41,7 +41,7 @@
 
 use crate::files;
 use crate::held_writes::HeldWrites;
-use crate::records::{self, Record};
+use crate::records::{self, LiftRecord};
 use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -128,7 +128,7 @@ impl Guard {
     }
 
     /// The reason why forks in a program with threads may not show one moment if the pool is empty; `None` if they do.
-    pub fn shortfall(&self, records: &[Record]) -> Option<&'static str> {
+    pub fn shortfall(&self, records: &[LiftRecord]) -> Option<&'static str> {
         match () {
             () if guarded(records).next().is_none() => None,
             () if !is_first() => Some(NOT_FIRST),
@@ -139,7 +139,7 @@ impl Guard {
 
     /// Copies all pool pages that the program can write to, or could: a child may make them writable again. `space` is
     /// what is mapped now, `None` where that cannot be read.
-    pub fn prepare(&mut self, records: &[Record], space: Option<&AddressSpace>) {
+    pub fn prepare(&mut self, records: &[LiftRecord], space: Option<&AddressSpace>) {
         let ranges = guarded_now(records, space);
         if ranges.is_empty() {
             return;
@@ -178,7 +178,7 @@ impl Guard {
     /// # Safety
     /// This is the child of a fork before which the thread that forked has called [`Guard::prepare`], and its only
     /// thread.
-    pub unsafe fn finish_in_child(&mut self, records: &mut Vec<Record>) {
+    pub unsafe fn finish_in_child(&mut self, records: &mut Vec<LiftRecord>) {
         if let Some(held) = self.held.take() {
             held.leave_to_parent();
         }
@@ -198,16 +198,16 @@ impl Guard {
 }
 
 /// Writable ranges on pool pages.
-fn guarded(records: &[Record]) -> impl Iterator<Item = &Record> {
+fn guarded(records: &[LiftRecord]) -> impl Iterator<Item = &LiftRecord> {
     records.iter().filter(|record| record.is_writable() && record.is_of_pool())
 }
 
 /// The memory that has to be guarded at a fork now, including code and constants that the program has made writable.
-fn guarded_now(records: &[Record], space: Option<&AddressSpace>) -> Vec<Guarded> {
+fn guarded_now(records: &[LiftRecord], space: Option<&AddressSpace>) -> Vec<Guarded> {
     let of_pool = records.iter().filter(|record| record.is_of_pool());
     let parts = of_pool.flat_map(|record| record.parts(space).into_iter().map(move |part| (record, part)));
     let guarded = parts.filter(|(record, (_, protection))| record.is_writable() || protection.write);
-    let part = |(record, (range, protection)): (&Record, _)| Guarded {
+    let part = |(record, (range, protection)): (&LiftRecord, _)| Guarded {
         range,
         protection,
         page_size: record.page_size,

@@ -5,20 +5,20 @@ use crate::executor::{OwnProcess, own_space};
 use crate::fork_guard;
 use crate::live_restrictions::LiveRestrictions;
 use crate::look::{Seen, look};
-use crate::records::{self, Record};
+use crate::records::{self, LiftRecord};
 use crate::report::LiftReport;
 use address_space::{AddressRange, AddressSpace, LoadedObject, MappingName, RangeSet};
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use lift_execution::{Executor, Outcome, Report, execute};
+use lift_execution::{Executor, LiftOutcome, Report, execute};
 use lift_plan::{Method, Policy, Source};
 
 /// The library's data about this process.
 #[derive(Default)]
 pub struct Library {
     /// The swapped ranges.
-    pub records: Vec<Record>,
+    pub records: Vec<LiftRecord>,
     /// How objects that are loaded later are lifted, where they are.
     pub later: Option<Policy>,
     /// The preparations for a fork.
@@ -36,7 +36,7 @@ impl Library {
             Err(why) => return LiftReport::nothing(why),
         };
         let already_bytes = self.records.iter().map(|record| record.range.len()).sum();
-        let mut outcome = Outcome::default();
+        let mut outcome = LiftOutcome::default();
         if !seen.plan.lifts.is_empty() && self.ready_for_forks(&seen, register) {
             // SAFETY:
             // - the engine acts on a plan of this process as it is now: the library's lock is held, nothing is unloaded
@@ -88,14 +88,14 @@ impl Library {
         !needs || self.guard.install(register)
     }
 
-    fn remember(&mut self, seen: &Seen, outcome: &Outcome, executor: &mut OwnProcess) {
+    fn remember(&mut self, seen: &Seen, outcome: &LiftOutcome, executor: &mut OwnProcess) {
         let Ok(after) = executor.space() else { return };
         for (lift, done) in seen.plan.lifts.iter().zip(&outcome.ranges) {
             let attempt = lift.attempts.iter().find(|attempt| Some(attempt.source) == done.source);
             let Some(attempt) = attempt else { continue };
             let swapped = attempt.parts.iter().filter(|part| !matches!(part.method, Method::InPlace { .. }));
             for range in swapped.flat_map(|part| replaced_in(part.range, &seen.process.space, &after)) {
-                self.records.push(Record::new(lift, attempt, range, &seen.process.space));
+                self.records.push(LiftRecord::new(lift, attempt, range, &seen.process.space));
             }
         }
     }
@@ -156,13 +156,14 @@ impl Library {
         self.forget_what_is_gone_of(|_| true)
     }
 
-    fn forget_what_is_gone_of(&mut self, meant: impl Fn(&Record) -> bool) -> Option<AddressSpace> {
+    fn forget_what_is_gone_of(&mut self, meant: impl Fn(&LiftRecord) -> bool) -> Option<AddressSpace> {
         if !self.records.iter().any(&meant) {
             return None;
         }
         let space = own_space().ok()?;
-        let left =
-            |record: &Record| if meant(record) { record.left_in(&space) } else { [record.range].into_iter().collect() };
+        let left = |record: &LiftRecord| {
+            if meant(record) { record.left_in(&space) } else { [record.range].into_iter().collect() }
+        };
         records::cut(&mut self.records, left);
         Some(space)
     }
@@ -170,7 +171,7 @@ impl Library {
     /// Prepares a fork, for which only pool pages matter. They are unmapped and protected whole, so that their records
     /// fall into no more parts than there are pages.
     pub fn prepare_fork(&mut self) {
-        let space = self.forget_what_is_gone_of(Record::is_of_pool);
+        let space = self.forget_what_is_gone_of(LiftRecord::is_of_pool);
         self.guard.prepare(&self.records, space.as_ref());
     }
 }
@@ -190,7 +191,7 @@ fn replaced_in(range: AddressRange, before: &AddressSpace, after: &AddressSpace)
 
 /// Memory outside of the objects belongs to other threads, and to tools such as valgrind that live in the process too:
 /// it changes all the time.
-fn leave_out_foreign(outcome: &mut Outcome, seen: &Seen) {
+fn leave_out_foreign(outcome: &mut LiftOutcome, seen: &Seen) {
     let extents: Vec<_> = seen.process.objects.iter().map(LoadedObject::extent).collect();
     outcome.unexpected.retain(|difference| extents.iter().any(|extent| extent.overlaps(difference.range)));
 }

@@ -28,7 +28,7 @@ pub struct Seen {
 ///
 /// # Errors
 /// A text that says what could not be read.
-pub fn look(policy: &Policy, lifted: &[records::Record]) -> Result<Seen, String> {
+pub fn look(policy: &Policy, lifted: &[records::LiftRecord]) -> Result<Seen, String> {
     let auxiliary = Auxiliary::read().ok_or_else(no_proc)?;
     let machine = machine_facts(auxiliary.base_page);
     let space = own_space().map_err(|error| error.to_string())?;
@@ -58,7 +58,7 @@ fn no_proc() -> String {
     "found no /proc/self; needed to see this process's memory: mount -t proc proc /proc".to_owned()
 }
 
-fn leave_lifted(plan: &mut Plan, lifted: &[records::Record]) {
+fn leave_lifted(plan: &mut Plan, lifted: &[records::LiftRecord]) {
     plan.lifts.retain(|lift| !lifted.iter().any(|record| record.range.overlaps(lift.range)));
 }
 

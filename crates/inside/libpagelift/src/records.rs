@@ -47,14 +47,14 @@ pub struct Original {
 
 /// A lifted range.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct LiftRecord {
     /// Name of the object.
     pub object: String,
     /// Addresses: whole huge pages, or the part that the program has left.
     pub range: AddressRange,
     /// The range of the plan that contains it; the rest was collapsed in place, or is unchanged.
     pub planned: AddressRange,
-    /// Protection that the lift has given it. The program may have changed it since, see [`Record::parts`].
+    /// Protection that the lift has given it. The program may have changed it since, see [`LiftRecord::parts`].
     pub protection: Protection,
     /// Source of the pages.
     pub source: Source,
@@ -64,7 +64,7 @@ pub struct Record {
     pub originals: Vec<Original>,
 }
 
-impl Record {
+impl LiftRecord {
     /// The record of the part of a planned range that an attempt has swapped.
     pub fn new(lift: &RangeLift, attempt: &Attempt, range: AddressRange, before: &AddressSpace) -> Self {
         let originals = before.overlapping(range).iter().map(|mapping| {
@@ -144,7 +144,7 @@ impl Record {
 }
 
 /// Cuts each record to the part that `left` returns.
-pub fn cut(records: &mut Vec<Record>, left: impl Fn(&Record) -> RangeSet) {
+pub fn cut(records: &mut Vec<LiftRecord>, left: impl Fn(&LiftRecord) -> RangeSet) {
     for record in core::mem::take(records) {
         let left = left(&record);
         if left.covers(record.range) {
@@ -203,7 +203,7 @@ fn changes_in(
         for page in chunk.pages(base_page) {
             let at = (page.start() - chunk.start()) as usize;
             // SAFETY:
-            // - the page is one of the range that this restores (`Record::restore`).
+            // - the page is one of the range that this restores (`LiftRecord::restore`).
             if !same(unsafe { memory_of(page) }, &expected[at..at + page.len() as usize]) {
                 changes.insert(page);
             }
@@ -230,12 +230,12 @@ mod tests {
 
     const BEFORE: &str = "1000-5000 r--p 00001000 00:00 0\n5000-9000 rw-p 00000000 00:00 0\n";
 
-    fn record(source: Source) -> Record {
+    fn record(source: Source) -> LiftRecord {
         let (range, page_size) = (AddressRange::new(Address(0x1000), Address(0x9000)), PageSize::new(0x1000).unwrap());
         let (object, protection, kinds) = ("x".into(), Protection::READ_WRITE, vec![Kind::Data]);
         let lift = RangeLift { object, kinds, range, protection, attempts: vec![] };
         let attempt = Attempt { source, page_size, parts: vec![], memory: 0, placement: None };
-        Record::new(&lift, &attempt, range, &AddressSpace::parse(BEFORE).unwrap())
+        LiftRecord::new(&lift, &attempt, range, &AddressSpace::parse(BEFORE).unwrap())
     }
 
     /// The rest of a record, with the originals of each part: start, length and offset.

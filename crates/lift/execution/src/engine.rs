@@ -1,7 +1,7 @@
 //! Executes a plan: each range by its attempts, each attempt by its parts, each part by its steps.
 
 use crate::executor::Executor;
-use crate::outcome::{FailedAttempt, Outcome, RangeOutcome, Uncovered};
+use crate::outcome::{FailedAttempt, LiftOutcome, RangeOutcome, Uncovered};
 use crate::staging::PartState;
 use crate::verify::compare;
 use address_space::{AddressRange, AddressSpace, RangeSet};
@@ -15,8 +15,8 @@ use lift_plan::{Attempt, Method, Part, Plan, RangeLift, Reason, Source, Step, st
 /// Executes `plan` on a process whose mappings are `before`, and reads back the outcome.
 ///
 /// After any failure each range is either on huge pages (to the extent that its outcome reports) or unchanged.
-pub fn execute(plan: &Plan, before: &AddressSpace, executor: &mut impl Executor) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn execute(plan: &Plan, before: &AddressSpace, executor: &mut impl Executor) -> LiftOutcome {
+    let mut outcome = LiftOutcome::default();
     for lift in &plan.lifts {
         outcome.ranges.push(lift_range(lift, before, executor));
     }

@@ -23,7 +23,7 @@ mod verify;
 pub use engine::execute;
 pub use errno::ErrnoText;
 pub use executor::{Backing, CallError, ENOSYS, Executor, FileMapping};
-pub use outcome::{FailedAttempt, Outcome, RangeOutcome, Sealing, Uncovered};
+pub use outcome::{FailedAttempt, LiftOutcome, RangeOutcome, Sealing, Uncovered};
 pub use report::{CoveredBySource, Report};
 pub use restore::{RestoredPart, RestoredRange, move_to_ordinary, restore};
 pub use restoring::persist;

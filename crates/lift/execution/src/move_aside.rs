@@ -1,7 +1,7 @@
 //! Moves a part aside, mapping by mapping, for kernels whose `mremap` refuses pool memory (before Linux 5.16).
 
 use crate::executor::{Backing, CallError, Executor};
-use crate::restoring::{Place, lay_over, persist, put_copy};
+use crate::restoring::{CopyDestination, lay_over, persist, put_copy};
 use address_space::{Address, AddressRange, AddressSpace, PageSize, RangeSet};
 use alloc::vec::Vec;
 
@@ -60,9 +60,9 @@ impl MovedAside {
 
     /// Moves every mapping back to its own place.
     pub fn give_back(self, executor: &mut impl Executor, before: &AddressSpace) {
-        let mut place = Place::Gap;
+        let mut place = CopyDestination::Gap;
         if self.in_place && persist(|| executor.unmap(self.range)).is_err() && lay_over(executor, self.range).is_ok() {
-            place = Place::Laid;
+            place = CopyDestination::Laid;
         }
         let mut restored = true;
         for mapping in &self.moved {

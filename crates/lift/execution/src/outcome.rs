@@ -75,7 +75,7 @@ pub struct Sealing {
 
 /// The outcome of a whole plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Outcome {
+pub struct LiftOutcome {
     /// Range by range, in the plan's order.
     pub ranges: Vec<RangeOutcome>,
     /// Differences of the address space that no step should have made; always empty unless Pagelift has a fault.
@@ -85,7 +85,7 @@ pub struct Outcome {
     pub sealing: Option<Sealing>,
 }
 
-impl Outcome {
+impl LiftOutcome {
     /// Returns the bytes of the lifted ranges that the kernel backs by huge pages.
     pub fn covered(&self) -> u64 {
         self.ranges.iter().map(|range| range.covered.bytes()).sum()

@@ -1,6 +1,6 @@
 //! The report of one lift: the plan, the coverage that the kernel reports, and both in a line of text.
 
-use crate::outcome::{Outcome, RangeOutcome, Sealing};
+use crate::outcome::{LiftOutcome, RangeOutcome, Sealing};
 use crate::verify::Difference;
 use address_space::{PageSize, format_bytes};
 use alloc::format;
@@ -56,7 +56,7 @@ pub struct Report {
 
 impl Report {
     /// Returns the report of a plan that was executed in `microseconds`.
-    pub fn new(plan: Plan, outcome: Outcome, microseconds: u64) -> Self {
+    pub fn new(plan: Plan, outcome: LiftOutcome, microseconds: u64) -> Self {
         Self {
             unlifted: None,
             considered_bytes: plan.considered,

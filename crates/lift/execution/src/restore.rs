@@ -1,7 +1,7 @@
 //! Restores a lifted range: each part shows its file again, except for contents that have changed since.
 
 use crate::executor::{Backing, CallError, Executor, FileMapping};
-use crate::restoring::{Place, persist, put_piece, swap};
+use crate::restoring::{CopyDestination, persist, put_piece, swap};
 use address_space::{Address, AddressRange, Protection, RangeSet};
 use alloc::vec::Vec;
 
@@ -121,7 +121,8 @@ fn put(
     while !copy.is_empty() {
         let piece = first_piece(AddressRange::new(range.end() - copy.len(), range.end()), at_once);
         let from = AddressRange::sized(copy.start(), piece.len());
-        let put_back = |executor: &mut _| put_piece(executor, (piece, protection), from.start(), Place::Unknown);
+        let put_back =
+            |executor: &mut _| put_piece(executor, (piece, protection), from.start(), CopyDestination::Unknown);
         swap(executor, from, piece, put_back)?;
         *copy = AddressRange::new(from.end(), copy.end());
     }

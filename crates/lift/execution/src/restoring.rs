@@ -26,7 +26,7 @@ pub fn persist<T>(mut call: impl FnMut() -> Result<T, CallError>) -> Result<T, C
 
 /// The mappings at the destination of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum CopyDestination {
     /// Nothing, or still the original mappings.
     Unknown,
     /// Nothing; a mapping found there is an error.
@@ -81,7 +81,7 @@ pub(crate) fn put_copy(
     before: &AddressSpace,
     range: AddressRange,
     from: Address,
-    place: Place,
+    place: CopyDestination,
 ) -> Result<(), CallError> {
     for mapping in before.overlapping(range) {
         let piece = mapping.range.intersect(range);
@@ -95,11 +95,11 @@ pub(crate) fn put_piece(
     executor: &mut impl Executor,
     (piece, protection): (AddressRange, Protection),
     from: Address,
-    place: Place,
+    place: CopyDestination,
 ) -> Result<(), CallError> {
-    if place != Place::Laid {
+    if place != CopyDestination::Laid {
         match persist(|| executor.map_at(piece, Backing::Ordinary)) {
-            Err(error) if error.errno == EXISTS && place == Place::Unknown => return Ok(()),
+            Err(error) if error.errno == EXISTS && place == CopyDestination::Unknown => return Ok(()),
             result => result?,
         }
     }

@@ -1,7 +1,7 @@
 //! Seals lifted memory that is never written.
 
 use crate::executor::Executor;
-use crate::outcome::{Outcome, Sealing};
+use crate::outcome::{LiftOutcome, Sealing};
 use address_space::AddressRange;
 use lift_plan::{Reason, Source};
 
@@ -9,7 +9,7 @@ use lift_plan::{Reason, Source};
 /// the next access reads the file again. A copy cannot, and sealed it is not discarded.
 ///
 /// Sealed memory stays unchanged until the process executes another program or ends: it cannot be restored.
-pub fn seal(outcome: &mut Outcome, executor: &mut impl Executor) {
+pub fn seal(outcome: &mut LiftOutcome, executor: &mut impl Executor) {
     let mut sealing = Sealing::default();
     let is_copy = |source| matches!(source, Some(Source::Hugetlb | Source::Thp));
     for range in outcome.ranges.iter().filter(|range| is_copy(range.source) && !range.protection.write) {

@@ -2,7 +2,7 @@
 
 use crate::executor::{Backing, CallError, ENOSYS, Executor, FileMapping};
 use crate::move_aside::MovedAside;
-use crate::restoring::{Place, guard_code, persist, put_copy, swap};
+use crate::restoring::{CopyDestination, guard_code, persist, put_copy, swap};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use alloc::vec::Vec;
 use lift_plan::{Reason, Source, Step};
@@ -181,7 +181,7 @@ impl<'a> PartState<'a> {
         if persist(|| executor.move_to(copy, range.start())).is_ok() {
             return Ok(());
         }
-        put_copy(executor, self.before, range, copy.start(), Place::Laid)?;
+        put_copy(executor, self.before, range, copy.start(), CopyDestination::Laid)?;
         let _ = persist(|| executor.unmap(copy));
         Err(error)
     }
@@ -283,7 +283,7 @@ impl<'a> PartState<'a> {
         for range in self.kept.iter().collect::<Vec<_>>() {
             let Some(copy) = self.copy_of(range) else { continue };
             let before = self.before;
-            let put_back = |executor: &mut E| put_copy(executor, before, range, copy.start(), Place::Unknown);
+            let put_back = |executor: &mut E| put_copy(executor, before, range, copy.start(), CopyDestination::Unknown);
             swap(executor, copy, range, put_back)?;
             self.swapped.insert(range);
             self.staged.remove(range);

@@ -16,7 +16,7 @@ mod rhythm;
 mod segment;
 
 pub use kind::SegmentKind;
-pub use lift::{Budget, Kernel, Lifted, Outcome, Refusal, Shown, lift};
+pub use lift::{Budget, InPlaceOutcome, Kernel, Lifted, Refusal, Shown, lift};
 pub use margin::Margins;
 pub use plan::{Machine, Plan, Policy, Refused, SegmentPlan, Work, plan, plan_within};
 pub use reason::{Reason, SHMEM_ENABLED};

@@ -115,7 +115,7 @@ pub struct Lifted {
 
 /// The outcome of a lift.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct InPlaceOutcome {
     /// One for each segment.
     pub segments: Vec<Lifted>,
     /// Time of the slowest block.
@@ -129,7 +129,7 @@ pub fn lift(
     machine: &Machine,
     budget: &Budget,
     kernel: &mut impl Kernel,
-) -> Outcome {
+) -> InPlaceOutcome {
     let mut lifter = Lifter {
         machine,
         budget,
@@ -142,7 +142,7 @@ pub fn lift(
         remaining: 0,
         stopped: None,
     };
-    let mut outcome = Outcome::default();
+    let mut outcome = InPlaceOutcome::default();
     for (index, (segment, planned)) in segments.iter().zip(&plan.segments).enumerate() {
         outcome.segments.push(lifter.segment(index, segment, &planned.work));
     }

@@ -4,7 +4,7 @@ use address_space::{Address, AddressRange, PageSize, RangeSet};
 use core::time::Duration;
 use proptest::prelude::*;
 use shared_memory::{
-    Budget, Contents, Held, Kernel, Machine, Margins, Outcome, Policy, Reason, Refusal, Segment, SegmentKey,
+    Budget, Contents, Held, InPlaceOutcome, Kernel, Machine, Margins, Policy, Reason, Refusal, Segment, SegmentKey,
     SegmentKind, Shown, View, lift, plan, plan_within,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,7 +128,12 @@ fn full(blocks: u64) -> Simulated {
     Simulated { data: (0..blocks).map(|block| (block, HUGE)).collect(), ..Simulated::default() }
 }
 
-fn lifted(processes: i32, blocks: u64, budget: &Budget, kernel: &mut Simulated) -> (u64, Vec<(Reason, u64)>, Outcome) {
+fn lifted(
+    processes: i32,
+    blocks: u64,
+    budget: &Budget,
+    kernel: &mut Simulated,
+) -> (u64, Vec<(Reason, u64)>, InPlaceOutcome) {
     let segments = [segment(processes, blocks)];
     let plan = plan(&segments, &machine(), Policy::default());
     let outcome = lift(&segments, &plan, &machine(), budget, kernel);

@@ -1,7 +1,7 @@
 //! The decision after an experiment, in words, and the next command.
 
 use crate::words::{hidden, interval};
-use measure::decision::{ArmFacts, Decision, Doubt, Verdict, decide};
+use measure::decision::{ArmFacts, ArmVerdict, Decision, Doubt, decide};
 use measure::record::{Design, Record};
 use measure::statistics::GENERATIONS_FOR_T;
 use measure::toggle::{Answer, Finding, Per};
@@ -58,13 +58,13 @@ pub fn advice(record: &Record) -> Advice {
     let measured = interval(&answer.arms[arm]);
     let advice = |headline: &str, class, reason, next| Advice { headline: headline.to_owned(), reason, next, class };
     match verdict {
-        Verdict::Keep => advice("Keep it", "pays", format!("{name} gains {measured}"), keep(record, arm)),
-        Verdict::Costs => advice("Leave it", "costs", format!("{name} costs {measured}"), other_memory(record)),
-        Verdict::GainsTooLittle => {
+        ArmVerdict::Keep => advice("Keep it", "pays", format!("{name} gains {measured}"), keep(record, arm)),
+        ArmVerdict::Costs => advice("Leave it", "costs", format!("{name} costs {measured}"), other_memory(record)),
+        ArmVerdict::GainsTooLittle => {
             let reason = format!("{name} gains less than 1 %, if anything: {measured}");
             advice("Leave it", "equal", reason, other_memory(record))
         }
-        Verdict::CannotTell(doubt) => doubtful(record, &answer, arm, doubt),
+        ArmVerdict::CannotTell(doubt) => doubtful(record, &answer, arm, doubt),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The page that holds an address, now, lifted, and lifted with the heap; pure.
 
-use crate::places::{Kind, Place};
+use crate::places::{Kind, MappedPlace};
 use crate::plan::PlannedPages;
 use crate::tlb_model::Translation;
 use address_space::{Address, AddressRange, PageSize};
@@ -38,7 +38,7 @@ impl PageSizes {
     /// Today's pages are the pages of a running process, by object and address in its file; without a process they are
     /// base pages. Anonymous memory is on huge pages if the kernel uses them for all memory, and then only in whole
     /// huge pages of its mapping.
-    pub fn pages(&self, address: Address, place: &Place<'_>) -> [Translation; VARIANTS] {
+    pub fn pages(&self, address: Address, place: &MappedPlace<'_>) -> [Translation; VARIANTS] {
         let plain = numbered(address, self.base, 0);
         let transparent = self.transparent_page(address, place);
         let heap = transparent.unwrap_or(plain);
@@ -49,7 +49,7 @@ impl PageSizes {
         [today, lifted, with_heap]
     }
 
-    fn transparent_page(&self, address: Address, place: &Place<'_>) -> Option<Translation> {
+    fn transparent_page(&self, address: Address, place: &MappedPlace<'_>) -> Option<Translation> {
         let size = self.transparent.size?;
         let page = AddressRange::sized(address.align_down(size), size.bytes());
         place.anonymous?.covers(page).then(|| numbered(address, size, 0))
@@ -57,7 +57,7 @@ impl PageSizes {
 }
 
 /// The huge page that holds a place of an object in another process, if there is one.
-fn page_of(pages: &PlannedPages, place: &Place<'_>, mark: u64) -> Option<Translation> {
+fn page_of(pages: &PlannedPages, place: &MappedPlace<'_>, mark: u64) -> Option<Translation> {
     let (path, in_file) = place.object?;
     let address = Address(in_file.wrapping_add(pages.bias_of(path)?));
     Some(numbered(address, pages.huge_at(address)?, mark))
@@ -85,18 +85,18 @@ mod tests {
         }
     }
 
-    fn shifts(always: bool, address: u64, place: &Place<'_>) -> [u8; VARIANTS] {
+    fn shifts(always: bool, address: u64, place: &MappedPlace<'_>) -> [u8; VARIANTS] {
         rules(always).pages(Address(address), place).map(|page| page.shift)
     }
 
     #[test]
     fn objects_are_huge_where_the_plan_says_so() {
-        let object = |in_file| Place { kind: Kind::Text, object: Some(("/x", in_file)), anonymous: None };
+        let object = |in_file| MappedPlace { kind: Kind::Text, object: Some(("/x", in_file)), anonymous: None };
         // The traced process has the object elsewhere: its address does not count.
         assert_eq!(shifts(false, 0x1000, &object(0)), [12, 21, 21]);
         assert_eq!(shifts(true, 0x1000, &object(0x3f_ffff)), [12, 21, 21]);
         assert_eq!(shifts(false, 0x1000, &object(0x40_0000)), [12, 12, 12]);
-        let other = Place { object: Some(("/y", 0)), ..object(0) };
+        let other = MappedPlace { object: Some(("/y", 0)), ..object(0) };
         assert_eq!(shifts(false, 0x1000, &other), [12, 12, 12]);
         let page = |in_file| rules(false).pages(Address(0), &object(in_file))[1].page;
         assert_eq!((page(0), page(0x1f_ffff)), (3 | OF_PLAN, 3 | OF_PLAN));
@@ -111,20 +111,20 @@ mod tests {
         let today = PlannedPages { objects: vec![PlannedObject { path: "/x".to_owned(), bias: 0x20_0000 }], huge };
         let rules = PageSizes { planned: PlannedPages::default(), today: Some(today), ..rules(false) };
         let pages = |in_file| {
-            let place = Place { kind: Kind::Text, object: Some(("/x", in_file)), anonymous: None };
+            let place = MappedPlace { kind: Kind::Text, object: Some(("/x", in_file)), anonymous: None };
             rules.pages(Address(0x7000 + in_file), &place)
         };
         assert_eq!(pages(0x1000).map(|page| (page.page, page.shift)), [(1 | OF_TODAY, 21); VARIANTS]);
         assert_eq!(pages(0x20_0000).map(|page| page.shift), [12; VARIANTS]);
         let planned = PageSizes { today: rules.today.clone(), ..self::rules(false) };
-        let place = Place { kind: Kind::Text, object: Some(("/x", 0x20_0000)), anonymous: None };
+        let place = MappedPlace { kind: Kind::Text, object: Some(("/x", 0x20_0000)), anonymous: None };
         assert_eq!(planned.pages(Address(0x1000), &place).map(|page| page.shift), [12, 21, 21]);
     }
 
     #[test]
     fn anonymous_memory_is_huge_where_its_mapping_holds_the_whole_page() {
         let range = AddressRange::new(Address(0x3f_f000), Address(0x80_1000));
-        let place = Place { kind: Kind::Anonymous, object: None, anonymous: Some(range) };
+        let place = MappedPlace { kind: Kind::Anonymous, object: None, anonymous: Some(range) };
         assert_eq!(shifts(false, 0x3f_f000, &place), [12, 12, 12]);
         assert_eq!(shifts(false, 0x40_0000, &place), [12, 12, 21]);
         assert_eq!(shifts(true, 0x40_0000, &place), [21, 21, 21]);

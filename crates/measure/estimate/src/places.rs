@@ -72,7 +72,7 @@ pub struct TracedObject {
 
 /// The contents at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct MappedPlace<'a> {
     /// The kind.
     pub kind: Kind,
     /// The object's path and the address in its file's terms.
@@ -129,21 +129,21 @@ impl Places {
     }
 
     /// The contents at an address.
-    pub fn at(&self, address: Address) -> Place<'_> {
-        let none = Place { kind: Kind::Unknown, object: None, anonymous: None };
+    pub fn at(&self, address: Address) -> MappedPlace<'_> {
+        let none = MappedPlace { kind: Kind::Unknown, object: None, anonymous: None };
         let (Some(mapping), Some(base_page)) = (self.space.find(address), self.base_page) else { return none };
         let object = self.objects.iter().find(|object| object.extent(base_page).contains(address));
         if let Some(object) = object.filter(|object| mapping.path().is_none_or(|path| path == object.path)) {
             let in_file = address.0.wrapping_sub(object.bias);
             let kind = object.kind_at(in_file, base_page);
-            return Place { kind, object: Some((&object.path, in_file)), anonymous: None };
+            return MappedPlace { kind, object: Some((&object.path, in_file)), anonymous: None };
         }
         if mapping.shared || !matches!(mapping.name, MappingName::Anonymous | MappingName::Named(_) | MappingName::Heap)
         {
-            return Place { kind: Kind::File, ..none };
+            return MappedPlace { kind: Kind::File, ..none };
         }
         if self.stack.is_some_and(|stack| mapping.range.contains(stack)) {
-            return Place { kind: Kind::Stack, ..none };
+            return MappedPlace { kind: Kind::Stack, ..none };
         }
         // The brk area and the end of bss are one mapping.
         let begins = mapping.range.start();
@@ -155,7 +155,7 @@ impl Places {
             Some(end) => AddressRange::new(end.max(begins), mapping.range.end()),
             None => mapping.range,
         };
-        Place { kind, object: None, anonymous: Some(range) }
+        MappedPlace { kind, object: None, anonymous: Some(range) }
     }
 }
 

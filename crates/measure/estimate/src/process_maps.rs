@@ -1,6 +1,6 @@
 //! The mappings of the traced process, read again when the trace reaches a new one.
 
-use crate::places::{Place, Places};
+use crate::places::{MappedPlace, Places};
 use address_space::{Address, AddressRange, ElfImage, PageSize, RangeSet};
 use linux::bounded::ELF_HEADERS;
 use object::ReadCache;
@@ -51,7 +51,7 @@ impl ProcessMaps {
     }
 
     /// The contents at an address.
-    pub fn at(&mut self, address: Address, base_page: PageSize) -> Place<'_> {
+    pub fn at(&mut self, address: Address, base_page: PageSize) -> MappedPlace<'_> {
         let page = AddressRange::sized(address.align_down(base_page), base_page.bytes());
         let is_known = self.places.has(address);
         if self.changed.overlaps(page) || !is_known && self.unknown.is_multiple_of(UNKNOWN_BETWEEN_READINGS) {

@@ -5,8 +5,8 @@ use crate::places::Kind;
 use crate::process_maps::ProcessMaps;
 use crate::result::{PagesOf, Side, Slice, Trace, Variant, WalksOfKind};
 use crate::stream::{Next, Stream};
-use crate::tlb_model::trace::Record;
-use crate::tlb_model::{Geometry, Outcome, Side as TlbSide, Tlbs, Translation};
+use crate::tlb_model::trace::TraceStep;
+use crate::tlb_model::{Geometry, Lookup, Side as TlbSide, Tlbs, Translation};
 use crate::{Estimate, EstimateError, Qemu, Request};
 use address_space::{Address, AddressRange};
 use linux::pages::base_page;
@@ -117,10 +117,10 @@ impl Simulation {
         let mut tlbs = self.tlbs.remove(&core).unwrap_or_else(new);
         self.threads.insert(thread);
         let mut words = words.into_iter();
-        while let Some(record) = Record::take(&mut words) {
+        while let Some(record) = TraceStep::take(&mut words) {
             match record {
-                Record::Data { page } => self.access(&mut tlbs, TlbSide::Data, page),
-                Record::Code { page, executed } => {
+                TraceStep::Data { page } => self.access(&mut tlbs, TlbSide::Data, page),
+                TraceStep::Code { page, executed } => {
                     self.instructions += executed;
                     if *warming && self.instructions >= warm_up {
                         *warming = false;
@@ -131,7 +131,7 @@ impl Simulation {
                     }
                     self.access(&mut tlbs, TlbSide::Instruction, page);
                 }
-                Record::Changed { page, pages } => self.change(page, pages),
+                TraceStep::Changed { page, pages } => self.change(page, pages),
             }
         }
         self.tlbs.insert(core, tlbs);
@@ -142,9 +142,9 @@ impl Simulation {
         let at = usize::from(side == TlbSide::Data);
         for (variant, (tlbs, translation)) in tlbs.iter_mut().zip(translations).enumerate() {
             let outcome = tlbs.access(side, translation);
-            if outcome != Outcome::First {
+            if outcome != Lookup::First {
                 self.counts.misses[variant][at] += 1;
-                self.counts.walks[variant][kind as usize][at] += u64::from(outcome == Outcome::Walk);
+                self.counts.walks[variant][kind as usize][at] += u64::from(outcome == Lookup::Walk);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Access patterns whose misses follow from the shape alone, and a naive model that must agree on all others.
 
 use estimate::tlb_model::{
-    ArrayShape, Geometry, Index, Outcome, Replacement, Second, Side, Sizes, Tlbs, Translation, known_cpu, known_cpus,
+    ArrayShape, Geometry, Index, Lookup, Replacement, Second, Side, Sizes, Tlbs, Translation, known_cpu, known_cpus,
 };
 use proptest::prelude::*;
 
@@ -28,8 +28,8 @@ fn sweep(geometry: &Geometry, side: Side, shift: u8, pages: u64, stride: u64, ro
         for page in (0..pages).map(|page| page * stride) {
             let outcome = tlbs.access(side, Translation { page, shift });
             if round > 0 {
-                misses += u64::from(outcome != Outcome::First);
-                walks += u64::from(outcome == Outcome::Walk);
+                misses += u64::from(outcome != Lookup::First);
+                walks += u64::from(outcome == Lookup::Walk);
             }
         }
     }
@@ -61,9 +61,9 @@ fn lru_forgets_what_was_used_longest_ago() {
     let shape = ArrayShape::full(Sizes::of(&[SMALL]), 3);
     let mut tlbs = Tlbs::new(&cpu(shape, shape));
     let mut outcome = |page| tlbs.access(Side::Instruction, Translation { page, shift: SMALL });
-    let walks = |page| (page, Outcome::Walk);
-    let hits = |page| (page, Outcome::First);
-    let second = |page| (page, Outcome::Second);
+    let walks = |page| (page, Lookup::Walk);
+    let hits = |page| (page, Lookup::First);
+    let second = |page| (page, Lookup::Second);
     // 1 is used again before 4 is, so 2 is replaced in the first level, then 3. The second level does not see hits in
     // the first: there 1 is replaced by 4, and needs a walk when it has left the first level too.
     let accesses = [walks(1), walks(2), walks(3), hits(1), walks(4), hits(1), second(2), hits(4), second(3), walks(1)];
@@ -78,11 +78,11 @@ fn tree_plru_by_hand() {
     let shape = ArrayShape { replacement: Replacement::TreePlru, ..ArrayShape::full(Sizes::of(&[SMALL]), 4) };
     let mut tlbs = Tlbs::new(&cpu(shape, ArrayShape::full(Sizes::of(&[SMALL]), 64)));
     let mut outcome = |page| tlbs.access(Side::Data, Translation { page, shift: SMALL });
-    (1..=4).for_each(|page| assert_eq!(outcome(page), Outcome::Walk));
-    assert_eq!(outcome(1), Outcome::First);
-    assert_eq!(outcome(5), Outcome::Walk);
-    assert_eq!([1, 2, 4, 5].map(&mut outcome), [Outcome::First; 4]);
-    assert_eq!(outcome(3), Outcome::Second);
+    (1..=4).for_each(|page| assert_eq!(outcome(page), Lookup::Walk));
+    assert_eq!(outcome(1), Lookup::First);
+    assert_eq!(outcome(5), Lookup::Walk);
+    assert_eq!([1, 2, 4, 5].map(&mut outcome), [Lookup::First; 4]);
+    assert_eq!(outcome(3), Lookup::Second);
 }
 
 /// Pages that differ by the number of sets share a set of a linear index; folding spreads them.
@@ -116,7 +116,7 @@ fn a_split_level_keeps_sides_apart() {
                 let at = |page| Translation { page, shift: SMALL };
                 let outcomes =
                     [tlbs.access(Side::Instruction, at(page)), tlbs.access(Side::Data, at((1 << 20) + page))];
-                walks += if round == 0 { 0 } else { outcomes.iter().filter(|o| **o == Outcome::Walk).count() };
+                walks += if round == 0 { 0 } else { outcomes.iter().filter(|o| **o == Lookup::Walk).count() };
             }
         }
         walks
@@ -130,7 +130,7 @@ fn a_split_level_keeps_sides_apart() {
 fn a_size_that_no_array_holds_is_split() {
     let mut tlbs = Tlbs::new(&known_cpu("skylake-sp").unwrap());
     let mut outcome = |page, shift| tlbs.access(Side::Instruction, Translation { page, shift });
-    assert_eq!([outcome(3, 30), outcome(9, SMALL), outcome(3, 30)], [Outcome::Walk, Outcome::Walk, Outcome::First]);
+    assert_eq!([outcome(3, 30), outcome(9, SMALL), outcome(3, 30)], [Lookup::Walk, Lookup::Walk, Lookup::First]);
 }
 
 /// A set as a plain list, an array as a list of sets, searched and aged in the most obvious way.
@@ -194,7 +194,7 @@ impl NaiveTlbs {
         Self { first: [arrays(&geometry.instruction), arrays(&geometry.data)], second, is_shared, now: 0 }
     }
 
-    fn access(&mut self, side: Side, Translation { page, shift }: Translation) -> Outcome {
+    fn access(&mut self, side: Side, Translation { page, shift }: Translation) -> Lookup {
         self.now += 1;
         let now = self.now;
         let index = usize::from(side == Side::Data);
@@ -202,11 +202,11 @@ impl NaiveTlbs {
         let first = &mut self.first[index];
         let has = |array: &&mut Naive| array.shape.sizes.has(shift);
         if first.iter_mut().filter(has).any(|array| array.find(page, shift, now)) {
-            return Outcome::First;
+            return Lookup::First;
         }
         let outcome = match second.iter_mut().filter(has).any(|array| array.find(page, shift, now)) {
-            true => Outcome::Second,
-            false => Outcome::Walk,
+            true => Lookup::Second,
+            false => Lookup::Walk,
         };
         let enter = |arrays: &mut Vec<Naive>| {
             let mut able: Vec<(Option<u64>, &mut Naive)> =
@@ -214,7 +214,7 @@ impl NaiveTlbs {
             able.sort_by_key(|(oldest, _)| *oldest);
             able.into_iter().take(1).for_each(|(_, array)| array.insert(page, shift, now));
         };
-        if outcome == Outcome::Walk {
+        if outcome == Lookup::Walk {
             enter(second);
         }
         enter(first);
@@ -251,7 +251,7 @@ proptest! {
             let mut tlbs = Tlbs::new(&cpu(ArrayShape::full(sizes, 1), ArrayShape::new(sizes, 16 * ways, ways)));
             accesses.iter().filter(|(_, page, is_huge)| {
                 let shift = if *is_huge { HUGE } else { SMALL };
-                tlbs.access(Side::Data, Translation { page: *page, shift }) == Outcome::Walk
+                tlbs.access(Side::Data, Translation { page: *page, shift }) == Lookup::Walk
             }).count()
         };
         prop_assert!(walks(ways + 1) <= walks(ways));
@@ -269,7 +269,7 @@ proptest! {
             // Another page of the other side must not take it out of the first level.
             let other = if is_data { Side::Instruction } else { Side::Data };
             tlbs.access(other, Translation { page: page + 1, shift: SMALL });
-            prop_assert_eq!(tlbs.access(side, translation), Outcome::First);
+            prop_assert_eq!(tlbs.access(side, translation), Lookup::First);
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct ArmFacts {
 /// The verdict on an arm.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum ArmVerdict {
     /// The arm gains.
     Keep,
     /// The arm costs something.
@@ -58,7 +58,7 @@ pub struct Decision {
     /// Number of the arm.
     pub arm: usize,
     /// The verdict on the arm.
-    pub verdict: Verdict,
+    pub verdict: ArmVerdict,
 }
 
 /// Decides from the answer of an experiment that took this many seconds. The decision is about the arm that gains most; if no
@@ -76,37 +76,37 @@ pub fn decide(answer: &Answer, facts: &[ArmFacts], seconds: f64) -> Option<Decis
 }
 
 /// Rank of a verdict: the decision is about an arm whose verdict ranks highest.
-fn rank(verdict: Verdict) -> u8 {
+fn rank(verdict: ArmVerdict) -> u8 {
     match verdict {
-        Verdict::Keep => 4,
-        Verdict::CannotTell(Doubt::Disturbed | Doubt::TooShort(_) | Doubt::TooFewStarts(_)) => 3,
-        Verdict::CannotTell(Doubt::PlainIsHuge) => 2,
-        Verdict::GainsTooLittle | Verdict::Costs => 1,
-        Verdict::CannotTell(Doubt::NothingLifted) => 0,
+        ArmVerdict::Keep => 4,
+        ArmVerdict::CannotTell(Doubt::Disturbed | Doubt::TooShort(_) | Doubt::TooFewStarts(_)) => 3,
+        ArmVerdict::CannotTell(Doubt::PlainIsHuge) => 2,
+        ArmVerdict::GainsTooLittle | ArmVerdict::Costs => 1,
+        ArmVerdict::CannotTell(Doubt::NothingLifted) => 0,
     }
 }
 
-fn verdict(answer: &Answer, arm: usize, facts: ArmFacts, seconds: f64) -> Verdict {
+fn verdict(answer: &Answer, arm: usize, facts: ArmFacts, seconds: f64) -> ArmVerdict {
     let finding = answer.finding(arm);
     if facts.lifted_nothing {
-        return Verdict::CannotTell(Doubt::NothingLifted);
+        return ArmVerdict::CannotTell(Doubt::NothingLifted);
     }
     if facts.plain_huge.is_some_and(|share| share > MOST_HUGE) {
-        return Verdict::CannotTell(Doubt::PlainIsHuge);
+        return ArmVerdict::CannotTell(Doubt::PlainIsHuge);
     }
     match finding {
-        Finding::Better => Verdict::Keep,
-        Finding::Worse => Verdict::Costs,
-        Finding::Disturbed => Verdict::CannotTell(Doubt::Disturbed),
-        Finding::TooFew => Verdict::CannotTell(match answer.starts_if_too_few(arm) {
+        Finding::Better => ArmVerdict::Keep,
+        Finding::Worse => ArmVerdict::Costs,
+        Finding::Disturbed => ArmVerdict::CannotTell(Doubt::Disturbed),
+        Finding::TooFew => ArmVerdict::CannotTell(match answer.starts_if_too_few(arm) {
             Some(starts) => Doubt::TooFewStarts(starts),
             None => Doubt::TooShort(time_for_blocks(answer, arm, seconds)),
         }),
         Finding::NoDifference => match needed(answer, arm) {
-            Some(needed) if needed <= 1.0 && gains_too_little(answer, arm) => Verdict::GainsTooLittle,
+            Some(needed) if needed <= 1.0 && gains_too_little(answer, arm) => ArmVerdict::GainsTooLittle,
             // A control or a rank test that is less sure than the arm's interval: at least as long again.
-            Some(needed) => Verdict::CannotTell(Doubt::TooShort(Some(seconds * needed.max(1.0) * MARGIN))),
-            None => Verdict::CannotTell(Doubt::TooShort(None)),
+            Some(needed) => ArmVerdict::CannotTell(Doubt::TooShort(Some(seconds * needed.max(1.0) * MARGIN))),
+            None => ArmVerdict::CannotTell(Doubt::TooShort(None)),
         },
     }
 }
@@ -172,14 +172,14 @@ mod tests {
 
     const QUIET: (f64, f64, f64) = (0.998, 1.0, 1.002);
 
-    fn of(arm_answer: ArmAnswer, control: (f64, f64, f64), facts: ArmFacts) -> Verdict {
+    fn of(arm_answer: ArmAnswer, control: (f64, f64, f64), facts: ArmFacts) -> ArmVerdict {
         let answer = answer(vec![arm_answer], arm(control.0, control.1, control.2));
         decide(&answer, &[facts], 300.0).unwrap().verdict
     }
 
     /// The requested time is about 26 minutes: four times five, and the margin.
-    fn is_about_26(verdict: Verdict) -> bool {
-        let Verdict::CannotTell(Doubt::TooShort(Some(seconds))) = verdict else { panic!("{verdict:?}") };
+    fn is_about_26(verdict: ArmVerdict) -> bool {
+        let ArmVerdict::CannotTell(Doubt::TooShort(Some(seconds))) = verdict else { panic!("{verdict:?}") };
         (25.0..28.0).contains(&(seconds / 60.0))
     }
 
@@ -188,13 +188,13 @@ mod tests {
         let (plain, huge) = (ArmFacts::default(), ArmFacts { plain_huge: Some(0.95), ..ArmFacts::default() });
         let nothing = ArmFacts { lifted_nothing: true, ..ArmFacts::default() };
         let partly = ArmFacts { plain_huge: Some(0.2), ..ArmFacts::default() };
-        let doubt = Verdict::CannotTell;
+        let doubt = ArmVerdict::CannotTell;
         let table = [
-            ("a gain", arm(1.03, 1.04, 1.05), QUIET, plain, Verdict::Keep),
-            ("a gain, plain a little huge", arm(1.03, 1.04, 1.05), QUIET, partly, Verdict::Keep),
-            ("a loss", arm(0.95, 0.96, 0.97), QUIET, plain, Verdict::Costs),
-            ("certainly none", arm(0.997, 1.0, 1.003), QUIET, plain, Verdict::GainsTooLittle),
-            ("a small loss that is not certain", arm(0.98, 0.993, 1.006), QUIET, plain, Verdict::GainsTooLittle),
+            ("a gain", arm(1.03, 1.04, 1.05), QUIET, plain, ArmVerdict::Keep),
+            ("a gain, plain a little huge", arm(1.03, 1.04, 1.05), QUIET, partly, ArmVerdict::Keep),
+            ("a loss", arm(0.95, 0.96, 0.97), QUIET, plain, ArmVerdict::Costs),
+            ("certainly none", arm(0.997, 1.0, 1.003), QUIET, plain, ArmVerdict::GainsTooLittle),
+            ("a small loss that is not certain", arm(0.98, 0.993, 1.006), QUIET, plain, ArmVerdict::GainsTooLittle),
             (
                 "a gain beside a disturbed control",
                 arm(1.03, 1.04, 1.05),
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_gain_that_only_the_control_hides_is_measured_for_longer() {
         let verdict = of(arm(1.015, 1.03, 1.045), (0.966, 0.993, 1.02), ArmFacts::default());
-        let Verdict::CannotTell(Doubt::TooShort(Some(seconds))) = verdict else { panic!("{verdict:?}") };
+        let ArmVerdict::CannotTell(Doubt::TooShort(Some(seconds))) = verdict else { panic!("{verdict:?}") };
         assert!(seconds >= 300.0, "{seconds}");
     }
 
@@ -246,7 +246,7 @@ mod tests {
     fn too_few_starts_are_named() {
         let of_servers = answer(vec![arm(1.03, 1.04, 1.05)], arm(0.998, 1.0, 1.002)).over_starts();
         let decision = decide(&of_servers, &[], 300.0).unwrap();
-        assert_eq!(decision.verdict, Verdict::CannotTell(Doubt::TooFewStarts(1)));
+        assert_eq!(decision.verdict, ArmVerdict::CannotTell(Doubt::TooFewStarts(1)));
     }
 
     #[test]
@@ -258,12 +258,12 @@ mod tests {
         let (loss, equal, gain, more) =
             (arm(0.95, 0.96, 0.97), arm(0.997, 1.0, 1.003), arm(1.02, 1.03, 1.04), arm(1.05, 1.06, 1.07));
         let unsure = arm(0.97, 1.0, 1.03);
-        assert_eq!(decided(vec![gain.clone(), more.clone()], &[]), (1, Verdict::Keep));
-        assert_eq!(decided(vec![loss.clone(), gain], &[]), (1, Verdict::Keep));
-        assert_eq!(decided(vec![loss.clone(), equal.clone()], &[]), (1, Verdict::GainsTooLittle));
-        assert!(matches!(decided(vec![unsure, loss.clone()], &[]), (0, Verdict::CannotTell(Doubt::TooShort(_)))));
+        assert_eq!(decided(vec![gain.clone(), more.clone()], &[]), (1, ArmVerdict::Keep));
+        assert_eq!(decided(vec![loss.clone(), gain], &[]), (1, ArmVerdict::Keep));
+        assert_eq!(decided(vec![loss.clone(), equal.clone()], &[]), (1, ArmVerdict::GainsTooLittle));
+        assert!(matches!(decided(vec![unsure, loss.clone()], &[]), (0, ArmVerdict::CannotTell(Doubt::TooShort(_)))));
         let nothing = ArmFacts { lifted_nothing: true, ..ArmFacts::default() };
-        assert_eq!(decided(vec![equal, loss], &[nothing]), (1, Verdict::Costs));
+        assert_eq!(decided(vec![equal, loss], &[nothing]), (1, ArmVerdict::Costs));
         assert_eq!(decide(&answer(Vec::new(), few(0)), &[], 1.0), None);
     }
 }

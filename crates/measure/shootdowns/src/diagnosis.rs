@@ -6,7 +6,7 @@ use crate::stacks::Frame;
 use crate::summary::ProcessSummary;
 pub use heap_choice::cures::Effect;
 use heap_choice::cures::{Advice, Cure, Flags, When, cures};
-use heap_choice::{Allocator, Environment, Family, Place, Program, Runtime};
+use heap_choice::{Allocator, AllocatorOrigin, Environment, Family, Program, Runtime};
 use process_view::{ProcessCode, ProcessFiles};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -171,8 +171,8 @@ impl Subject {
         let environment = ProcessFiles::of(pid).bytes("environ").unwrap_or_default();
         let allocator = code.as_ref().and_then(|code| Some(Allocator::of(&Program::of_process(code)?)));
         let object = match (allocator.as_ref().map(|allocator| &allocator.place), &code) {
-            (Some(Place::LinkedIn), _) => Some(0),
-            (Some(Place::Library { path }), Some(code)) => {
+            (Some(AllocatorOrigin::LinkedIn), _) => Some(0),
+            (Some(AllocatorOrigin::Library { path }), Some(code)) => {
                 code.objects().iter().position(|object| object.path == *path)
             }
             _ => None,
@@ -209,7 +209,7 @@ impl Subject {
             return false;
         }
         let alone = !matches!(allocator.family, Family::Glibc { .. } | Family::Musl | Family::Jvm)
-            && allocator.place != Place::LinkedIn;
+            && allocator.place != AllocatorOrigin::LinkedIn;
         let is_jemalloc = matches!(allocator.family, Family::Jemalloc { .. });
         alone
             || frame

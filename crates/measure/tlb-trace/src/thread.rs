@@ -1,7 +1,7 @@
 //! The records of each thread until they are sent.
 
 use crate::PLUGIN;
-use estimate::tlb_model::trace::{LONGEST_BLOCK, MOST_INSTRUCTIONS, Record};
+use estimate::tlb_model::trace::{LONGEST_BLOCK, MOST_INSTRUCTIONS, TraceStep};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Threads that live at one time and are traced. QEMU gives the lowest free number to each.
@@ -50,7 +50,7 @@ impl Thread {
     /// Instructions of this page are executed.
     pub fn executes(&mut self, page: u64, instructions: u64) {
         if page != self.code_page || self.executed + instructions > MOST_INSTRUCTIONS {
-            self.push(Record::Code { page, executed: self.executed });
+            self.push(TraceStep::Code { page, executed: self.executed });
             (self.code_page, self.executed) = (page, 0);
         }
         self.executed += instructions;
@@ -60,7 +60,7 @@ impl Thread {
     pub fn touches(&mut self, page: u64) {
         if page != self.data_page {
             self.data_page = page;
-            self.push(Record::Data { page });
+            self.push(TraceStep::Data { page });
         }
     }
 
@@ -78,7 +78,7 @@ impl Thread {
         };
         for (start, length) in ranges.into_iter().filter(|(_, length)| *length > 0) {
             let pages = (length >> page_shift) + 1;
-            self.push(Record::Changed { page: start >> page_shift, pages });
+            self.push(TraceStep::Changed { page: start >> page_shift, pages });
         }
         // The next access may find something else in the page of the last one.
         (self.code_page, self.data_page) = (u64::MAX, u64::MAX);
@@ -86,12 +86,12 @@ impl Thread {
 
     /// Sends the remaining records.
     pub fn end(&mut self) {
-        self.push(Record::Code { page: self.code_page & (u64::MAX >> 14), executed: self.executed });
+        self.push(TraceStep::Code { page: self.code_page & (u64::MAX >> 14), executed: self.executed });
         self.executed = 0;
         self.send();
     }
 
-    fn push(&mut self, record: Record) {
+    fn push(&mut self, record: TraceStep) {
         // A record has two words at most.
         if self.words.len() + 2 > LONGEST_BLOCK {
             self.send();

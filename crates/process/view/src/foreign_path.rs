@@ -5,7 +5,7 @@
 //! one only if the kernel answers for that place's file system. The links of `/proc` that lead to an open file instead of a
 //! path (magic links) lead out of every root folder: below the root of a process they are refused.
 
-use crate::mounts::{Device, Place};
+use crate::mounts::{Device, FileMount};
 use crate::served::Served;
 use linux::unasked::{self, Unasked};
 use nix::libc;
@@ -43,7 +43,7 @@ enum MagicLinks {
 pub(crate) fn place_below(
     root: impl AsFd,
     path: &Path,
-    refuse: &dyn Fn(&Place) -> Option<Served>,
+    refuse: &dyn Fn(&FileMount) -> Option<Served>,
 ) -> io::Result<OwnedFd> {
     place_of(root, path, LastLink::Follow, refuse)
 }
@@ -57,7 +57,7 @@ pub(crate) fn place_of(
     root: impl AsFd,
     path: &Path,
     last: LastLink,
-    refuse: &dyn Fn(&Place) -> Option<Served>,
+    refuse: &dyn Fn(&FileMount) -> Option<Served>,
 ) -> io::Result<OwnedFd> {
     walk(vec![root.as_fd().try_clone_to_owned()?], path, (last, MagicLinks::Refuse), refuse)
 }
@@ -69,7 +69,7 @@ pub(crate) fn place_of(
 pub(crate) fn place_from(
     (root, folder): (OwnedFd, OwnedFd),
     path: &Path,
-    refuse: &dyn Fn(&Place) -> Option<Served>,
+    refuse: &dyn Fn(&FileMount) -> Option<Served>,
 ) -> io::Result<OwnedFd> {
     walk(vec![root, folder], path, (LastLink::Follow, MagicLinks::Refuse), refuse)
 }
@@ -78,7 +78,7 @@ pub(crate) fn place_from(
 ///
 /// # Errors
 /// As [`place_of`], but magic links are followed.
-pub(crate) fn place_from_here(path: &Path, refuse: &dyn Fn(&Place) -> Option<Served>) -> io::Result<OwnedFd> {
+pub(crate) fn place_from_here(path: &Path, refuse: &dyn Fn(&FileMount) -> Option<Served>) -> io::Result<OwnedFd> {
     walk(vec![unasked::place(Path::new("/"))?], path, (LastLink::Follow, MagicLinks::Follow), refuse)
 }
 
@@ -87,7 +87,7 @@ fn walk(
     start: Vec<OwnedFd>,
     path: &Path,
     (last, magic): (LastLink, MagicLinks),
-    refuse: &dyn Fn(&Place) -> Option<Served>,
+    refuse: &dyn Fn(&FileMount) -> Option<Served>,
 ) -> io::Result<OwnedFd> {
     let mut folders = start.into_iter().map(|place| checked(place, refuse)).collect::<io::Result<Vec<_>>>()?;
     let mut lowest = folders.len();
@@ -133,9 +133,9 @@ fn parts(path: &OsStr) -> impl Iterator<Item = OsString> {
     })
 }
 
-fn checked(place: OwnedFd, refuse: &dyn Fn(&Place) -> Option<Served>) -> io::Result<(OwnedFd, Unasked)> {
+fn checked(place: OwnedFd, refuse: &dyn Fn(&FileMount) -> Option<Served>) -> io::Result<(OwnedFd, Unasked)> {
     let found = unasked::of(&place)?;
-    match refuse(&Place::from(&found)) {
+    match refuse(&FileMount::from(&found)) {
         None => Ok((place, found)),
         Some(served) => Err(io::Error::other(Refusal(served))),
     }
@@ -176,7 +176,7 @@ mod tests {
             Self(folder)
         }
 
-        fn read(&self, path: &str, refuse: &dyn Fn(&Place) -> Option<Served>) -> io::Result<String> {
+        fn read(&self, path: &str, refuse: &dyn Fn(&FileMount) -> Option<Served>) -> io::Result<String> {
             let root = unasked::place(&self.0.join("root"))?;
             io::read_to_string(unasked::reopen(place_below(root, Path::new(path), refuse)?)?)
         }
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_file_system_that_is_refused_is_not_entered() {
         let folder = Folder::new("refused");
-        let refuse = |place: &Place| Some(Served::Unknown { device: place.device });
+        let refuse = |place: &FileMount| Some(Served::Unknown { device: place.device });
         let error = folder.read("a/file", &refuse).unwrap_err();
         assert!(error.get_ref().is_some_and(|inner| inner.is::<Refusal>()), "{error}");
     }

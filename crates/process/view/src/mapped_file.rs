@@ -2,7 +2,7 @@
 
 use crate::file_identity::device_numbers;
 use crate::foreign_path::{LastLink, place_below, place_from, place_of};
-use crate::mounts::Place;
+use crate::mounts::FileMount;
 use crate::opening::{MappedFile, is_unknown, open_place, refusal_in};
 use crate::process_memory::ProcessMemoryFile;
 use crate::served::{Served, Servers};
@@ -135,7 +135,7 @@ impl<'a> Opener<'a> {
 
     fn metadata_at(&self, link: &Path) -> Option<Metadata> {
         let place = place_behind(link).ok()?;
-        match self.refuse(&Place::from(&unasked::of(&place).ok()?)) {
+        match self.refuse(&FileMount::from(&unasked::of(&place).ok()?)) {
             None => File::from(place).metadata().ok(),
             Some(_) => None,
         }
@@ -159,7 +159,7 @@ impl<'a> Opener<'a> {
     /// A relative path leads from the working folder; above that it does not lead.
     fn place_of(&self, path: &Path, last: LastLink) -> io::Result<OwnedFd> {
         let root = unasked::place(&self.process.path("root"))?;
-        let refuse = |place: &Place| self.refuse(place);
+        let refuse = |place: &FileMount| self.refuse(place);
         if !path.is_absolute() {
             return place_from((root, unasked::place(&self.process.path("cwd"))?), path, &refuse);
         }
@@ -173,7 +173,7 @@ impl<'a> Opener<'a> {
         }
     }
 
-    fn refuse(&self, place: &Place) -> Option<Served> {
+    fn refuse(&self, place: &FileMount) -> Option<Served> {
         self.servers.refuse(place)
     }
 
@@ -202,7 +202,7 @@ impl<'a> Opener<'a> {
     /// The path in maps is relative to the process's root in a container, to ours in a chroot of this mount namespace.
     fn open_by_path(&self, mapping: &Mapping) -> Result<Option<MappedFile>, Unreadable> {
         let Some(path) = mapping.path().filter(|p| p.starts_with('/')) else { return Ok(None) };
-        if let Some(served) = self.refuse(&Place { device: mapping.device, mount: None }) {
+        if let Some(served) = self.refuse(&FileMount { device: mapping.device, mount: None }) {
             return Err(Unreadable::Served(served));
         }
         let mut refusal = Unreadable::Replaced;
@@ -219,7 +219,7 @@ impl<'a> Opener<'a> {
     }
 
     fn open_from_here(&self, path: &str) -> io::Result<Option<MappedFile>> {
-        let refuse = |place: &Place| self.refuse(place);
+        let refuse = |place: &FileMount| self.refuse(place);
         open_place(place_below(unasked::place(Path::new("/"))?, Path::new(path), &refuse)?, &refuse)
     }
 

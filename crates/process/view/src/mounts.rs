@@ -22,13 +22,13 @@ pub(crate) type Device = (u32, u32);
 
 /// The device and the mount of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct FileMount {
     pub device: Device,
     /// Number of the mount in mountinfo, where it is known.
     pub mount: Option<u64>,
 }
 
-impl From<&Unasked> for Place {
+impl From<&Unasked> for FileMount {
     fn from(found: &Unasked) -> Self {
         Self { device: found.device, mount: found.mount }
     }
@@ -79,7 +79,7 @@ impl Mounts {
     }
 
     /// btrfs has separate devices for its subvolumes, which mountinfo does not list; the number of the mount identifies it.
-    pub fn find(&self, place: &Place) -> Option<&Mount> {
+    pub fn find(&self, place: &FileMount) -> Option<&Mount> {
         let by_number = place.mount.and_then(|number| self.by_number.get(&number));
         by_number.or_else(|| self.by_device.get(&place.device))
     }
@@ -227,7 +227,7 @@ mod tests {
             mount(no, "/", no, MsFlags::MS_REC | MsFlags::MS_PRIVATE, no).ok()?;
             let list = MountList::at(Path::new("/proc/thread-self/mountinfo"));
             let folder = std::env::temp_dir();
-            let place = || Place::from(&unasked::of(unasked::place(Path::new(&folder)).unwrap()).unwrap());
+            let place = || FileMount::from(&unasked::of(unasked::place(Path::new(&folder)).unwrap()).unwrap());
             for kind in ["tmpfs", "ramfs"] {
                 mount(Some("none"), &folder, Some(kind), MsFlags::empty(), no).ok()?;
                 let found = place();

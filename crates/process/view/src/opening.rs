@@ -1,7 +1,7 @@
 //! Opens regular files whose paths others may have chosen.
 
 use crate::foreign_path::{Refusal, place_from_here};
-use crate::mounts::Place;
+use crate::mounts::FileMount;
 use crate::served::{Served, refuse_here};
 use linux::unasked;
 use nix::libc;
@@ -90,7 +90,10 @@ pub(crate) fn is_unknown(error: &io::Error) -> bool {
 }
 
 /// Opens a place for reading; `None` where it is not a regular file. `refuse` returns why its file system is not asked.
-pub(crate) fn open_place(place: OwnedFd, refuse: &dyn Fn(&Place) -> Option<Served>) -> io::Result<Option<MappedFile>> {
+pub(crate) fn open_place(
+    place: OwnedFd,
+    refuse: &dyn Fn(&FileMount) -> Option<Served>,
+) -> io::Result<Option<MappedFile>> {
     if !is_regular(&place, refuse)? {
         return Ok(None);
     }
@@ -100,9 +103,9 @@ pub(crate) fn open_place(place: OwnedFd, refuse: &dyn Fn(&Place) -> Option<Serve
 }
 
 /// True for a regular file, on a file system that is asked.
-fn is_regular(place: &OwnedFd, refuse: &dyn Fn(&Place) -> Option<Served>) -> io::Result<bool> {
+fn is_regular(place: &OwnedFd, refuse: &dyn Fn(&FileMount) -> Option<Served>) -> io::Result<bool> {
     let found = unasked::of(place)?;
-    match refuse(&Place::from(&found)) {
+    match refuse(&FileMount::from(&found)) {
         Some(served) => Err(io::Error::other(Refusal(served))),
         None => Ok(found.mode & libc::S_IFMT == libc::S_IFREG),
     }

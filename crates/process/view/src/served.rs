@@ -4,7 +4,7 @@
 //! file is recognised before it is asked for anything. Programs of root, and of the user who runs Pagelift, are trusted to
 //! answer. A mount that neither this program's nor the process's namespace shows may be anything.
 
-use crate::mounts::{Device, MountList, Mounts, Place};
+use crate::mounts::{Device, FileMount, MountList, Mounts};
 use crate::{ProcessFiles, ProcessRights};
 use address_space::{AddressSpace, Mapping, RangeSet};
 use linux::unasked;
@@ -133,7 +133,7 @@ impl Servers {
     }
 
     /// Why files of this file system are not read; `None` where they may be.
-    pub fn refuse(&self, place: &Place) -> Option<Served> {
+    pub fn refuse(&self, place: &FileMount) -> Option<Served> {
         if is_on_disk(place.device) {
             return None;
         }
@@ -154,7 +154,7 @@ impl Servers {
     /// The mappings whose pages are not read.
     pub fn refused_ranges(&self, space: &AddressSpace) -> RangeSet {
         let mapped = space.mappings().iter().filter(|mapping| mapping.inode != 0 && !is_on_disk(mapping.device));
-        let place = |mapping: &Mapping| Place { device: mapping.device, mount: None };
+        let place = |mapping: &Mapping| FileMount { device: mapping.device, mount: None };
         mapped.filter(|mapping| self.refuse(&place(mapping)).is_some()).map(|mapping| mapping.range).collect()
     }
 }
@@ -181,7 +181,7 @@ impl View {
 }
 
 /// Why a file of this program's own namespace is not read by user `user`; `None` where it may be.
-pub(crate) fn refuse_here(place: &Place) -> Option<Served> {
+pub(crate) fn refuse_here(place: &FileMount) -> Option<Served> {
     if is_on_disk(place.device) {
         return None;
     }
@@ -195,7 +195,13 @@ fn own_user() -> u32 {
 
 /// Pure: `own` has the mounts of this program's namespace, `theirs` has the mounts of the process's namespace if it is
 /// another one.
-fn refuse(place: &Place, own: &Mounts, theirs: Option<&Mounts>, own_user_namespace: bool, user: u32) -> Option<Served> {
+fn refuse(
+    place: &FileMount,
+    own: &Mounts,
+    theirs: Option<&Mounts>,
+    own_user_namespace: bool,
+    user: u32,
+) -> Option<Served> {
     if let Some(mount) = own.find(place) {
         // A user namespace numbers its users itself, but its mounts do not appear here.
         let is_trusted = !mount.is_fuse() || mount.user.is_some_and(|server| server == 0 || server == user);
@@ -233,7 +239,7 @@ no mount
 ";
 
     fn refused(device: Device, own_user_namespace: bool, user: u32) -> Option<Served> {
-        let place = Place { device, mount: None };
+        let place = FileMount { device, mount: None };
         refuse(&place, &Mounts::parse(MOUNTS), Some(&Mounts::parse(OTHERS)), own_user_namespace, user)
     }
 
@@ -248,7 +254,7 @@ no mount
 
     #[test]
     fn the_number_of_the_mount_tells_where_the_device_does_not() {
-        let found = |mount| refuse(&Place { device: (0, 99), mount }, &Mounts::parse(MOUNTS), None, true, 0);
+        let found = |mount| refuse(&FileMount { device: (0, 99), mount }, &Mounts::parse(MOUNTS), None, true, 0);
         assert_eq!((found(Some(33)), found(Some(7)).is_some(), found(Some(31)).is_some()), (None, true, true));
     }
 
@@ -279,7 +285,7 @@ no mount
         let space = process.maps().unwrap();
         let servers = Servers::of(&process);
         assert!(servers.refused_ranges(&space).is_empty());
-        let nowhere = Place { device: (0, 4_000_000), mount: None };
+        let nowhere = FileMount { device: (0, 4_000_000), mount: None };
         assert_eq!(servers.refuse(&nowhere), None, "its own mounts are not even read");
     }
 

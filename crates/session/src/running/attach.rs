@@ -176,7 +176,7 @@ fn lift(
     let (mut plan, mut price) = options.affordable(plan);
     if plan.lifts.is_empty() {
         let huge_before = huge_before(pid, &seen, &plan, policy);
-        report.take(plan, lift_execution::Outcome::default(), started.elapsed());
+        report.take(plan, lift_execution::LiftOutcome::default(), started.elapsed());
         report.lift.huge_before_bytes = huge_before;
         (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
         return Ok(Lifted { pause: Pause::default(), is_cut_short: false, price, target });

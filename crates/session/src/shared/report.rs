@@ -8,7 +8,7 @@ use super::{InPlace, private};
 use address_space::PageSize;
 use process_view::ProcessFiles;
 use serde::Serialize;
-use shared_memory::{Outcome, Plan, Reason, Refused, Segment, SegmentKey, SegmentKind, SegmentPlan};
+use shared_memory::{InPlaceOutcome, Plan, Reason, Refused, Segment, SegmentKey, SegmentKind, SegmentPlan};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Blocks that are left alone for one reason.
@@ -203,7 +203,13 @@ impl Before {
     }
 
     /// The report of a lift, without its time and what was suspended.
-    pub fn lifted(&self, segments: &[Segment], plan: &Plan, outcome: &Outcome, asking: &mut Asking) -> InPlaceReport {
+    pub fn lifted(
+        &self,
+        segments: &[Segment],
+        plan: &Plan,
+        outcome: &InPlaceOutcome,
+        asking: &mut Asking,
+    ) -> InPlaceReport {
         let mut report = self.planned(segments, plan);
         let huge_now = huge_now(segments, asking);
         for ((told, huge), lifted) in report.segments.iter_mut().zip(huge_now).zip(&outcome.segments) {

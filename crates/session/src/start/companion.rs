@@ -1,7 +1,7 @@
 //! The work that is left for a program after its start.
 
 use super::StartEvent;
-use super::filling::{Filling, Record, lock};
+use super::filling::{Filling, SharedReport, lock};
 use super::postponed::{Debtor, Settled};
 use crate::PostponedState;
 use process_view::ObjectReader;
@@ -42,7 +42,7 @@ impl Companion {
     pub fn work(self, tell: &mut (dyn FnMut(&StartEvent<'_>) + Send)) {
         let Self { debtor, filling } = self;
         let report = filling.as_ref().map(Filling::report).or(debtor.as_ref().map(Debtor::report)).cloned();
-        let Some(record) = report.map(Record::new) else { return };
+        let Some(record) = report.map(SharedReport::new) else { return };
         let (is_filling, filling, tell) = (filling.is_some(), &Mutex::new(filling), Mutex::new(tell));
         thread::scope(|scope| {
             let (record, tell) = (&record, &tell);

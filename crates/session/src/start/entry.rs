@@ -76,7 +76,7 @@ pub fn lift(
     if dry_run {
         return Ok(Entered::Planned(plan, later, seen.process.objects));
     }
-    let mut outcome = lift_execution::Outcome::default();
+    let mut outcome = lift_execution::LiftOutcome::default();
     let from_outside =
         (ahead.is_none() && !policy.seal).then(|| lift_from_outside(stop, &plan, &seen.process, machine));
     if let Some(done) = from_outside.flatten() {
@@ -116,7 +116,7 @@ fn lift_from_outside(
     plan: &Plan,
     process: &ProcessFacts,
     machine: &MachineFacts,
-) -> Option<lift_execution::Outcome> {
+) -> Option<lift_execution::LiftOutcome> {
     let first = |lift: &RangeLift| lift.attempts.first().map_or(&[][..], |attempt| &attempt.parts).to_vec();
     let is_of_file = |lift: &RangeLift| first(lift).iter().all(|part| part.method == Method::Refault);
     if plan.lifts.is_empty() || !plan.lifts.iter().all(is_of_file) {

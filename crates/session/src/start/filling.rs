@@ -41,7 +41,7 @@ pub struct Filling {
 
 /// The data that the threads of the helper share: the report of the program, and the turn of a lift. Two lifts could
 /// trace the same thread.
-pub struct Record {
+pub struct SharedReport {
     report: Mutex<LiftReport>,
     turn: Mutex<()>,
 }
@@ -49,7 +49,7 @@ pub struct Record {
 /// Receives events from several threads.
 pub type Tell<'a> = Mutex<&'a mut (dyn FnMut(&StartEvent<'_>) + Send)>;
 
-impl Record {
+impl SharedReport {
     /// Begins with the report of the start.
     pub fn new(report: LiftReport) -> Self {
         Self { report: Mutex::new(report), turn: Mutex::new(()) }
@@ -103,7 +103,7 @@ impl Filling {
     }
 
     /// Lifts memory as it fills until the program and its descendants have ended.
-    pub fn watch(mut self, record: &Record, tell: &Tell<'_>) {
+    pub fn watch(mut self, record: &SharedReport, tell: &Tell<'_>) {
         let pids = self.family.pids();
         let memory = self.start.memory.iter();
         let mut growing: Vec<Growing> = memory.filter_map(|memory| Growing::at_start(*memory, &pids)).collect();
@@ -125,7 +125,7 @@ impl Filling {
     }
 
     /// Looks at the kinds of memory that have grown, and lifts them.
-    fn look(&mut self, growing: &mut [Growing], rest: &mut Rest, record: &Record, tell: &Tell<'_>) {
+    fn look(&mut self, growing: &mut [Growing], rest: &mut Rest, record: &SharedReport, tell: &Tell<'_>) {
         let Self { family, start, watched, .. } = self;
         let pids = family.pids();
         let (mut looked, mut errors, before) = (InPlaceReports::default(), Vec::new(), looking(growing));
@@ -177,7 +177,7 @@ mod tests {
         let pid = child.id() as i32;
         let start = InPlaceStart { memory: InPlace::ALL.to_vec(), ..InPlaceStart::default() };
         let filling = Filling::of(LiftReport::new(pid, "sleep".to_owned()), start).unwrap();
-        let record = Record::new(filling.report().clone());
+        let record = SharedReport::new(filling.report().clone());
         child.kill().unwrap();
         child.wait().unwrap();
         let mut states = Vec::new();
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_later_lift_keeps_what_was_lifted_in_place() {
-        let record = Record::new(LiftReport::new(7, "x".to_owned()));
+        let record = SharedReport::new(LiftReport::new(7, "x".to_owned()));
         record.add(InPlaceReports::default(), Watched { looks: 3, ..Watched::default() });
         let later = record.settle(LiftReport { other_threads: 5, ..LiftReport::new(7, "x".to_owned()) });
         assert_eq!((later.other_threads, later.watched.map(|watched| watched.looks)), (5, Some(3)));

@@ -1,6 +1,6 @@
 //! The part of a lift that is made when the program has paid for it, by the CPU time that it has used.
 
-use super::filling::Record;
+use super::filling::SharedReport;
 use crate::report::{LiftReport, PostponedState};
 use crate::running::{AttachOptions, Pause, attach_opened};
 use crate::start::{StartEvent, StartOptions};
@@ -108,7 +108,7 @@ impl Debtor {
 
     /// Waits until the program has paid, and lifts the rest; or until it ends or executes another program. `record` has the turn
     /// of the lift.
-    pub fn settle(mut self, reader: &mut ObjectReader, record: &Record) -> Settled {
+    pub fn settle(mut self, reader: &mut ObjectReader, record: &SharedReport) -> Settled {
         let (mut pause, mut tries) = (None, TRIES);
         let state = loop {
             if let Err(state) = self.wait() {

@@ -154,11 +154,11 @@ impl Attempts {
 
     /// Locks the record of a file. Waits until no other process holds it, for `most` or [`LOCKED_AT_MOST`], whichever
     /// is shorter. `None` if it cannot be locked.
-    pub fn record(&self, identity: &FileIdentity, most: Duration) -> Option<Result<Record, Held>> {
+    pub fn record(&self, identity: &FileIdentity, most: Duration) -> Option<Result<AttemptRecord, Held>> {
         let name = name_of(identity);
         let lock = format!("{name}{LOCK_SUFFIX}");
         match PassingLock::take(&self.directory, &lock, most.min(LOCKED_AT_MOST)) {
-            Ok(lock) => Some(Ok(Record { _lock: lock, directory: self.directory.try_clone().ok()?, name })),
+            Ok(lock) => Some(Ok(AttemptRecord { _lock: lock, directory: self.directory.try_clone().ok()?, name })),
             Err(LockError::Held(waited)) => Some(Err(Held { waited, lock: self.path.join(lock) })),
             Err(LockError::OfAnotherUser(_) | LockError::Refused(_)) => None,
         }
@@ -176,13 +176,13 @@ pub(crate) struct Held {
 
 /// The record of one file in one state, locked.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(crate) struct AttemptRecord {
     _lock: PassingLock,
     directory: OwnedFd,
     name: String,
 }
 
-impl Record {
+impl AttemptRecord {
     /// The attempt that still counts.
     pub fn attempt(&self) -> Option<Attempt> {
         self.read().filter(Attempt::counts)

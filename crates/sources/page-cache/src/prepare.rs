@@ -1,6 +1,6 @@
 //! Gets blocks of a file into huge folios.
 
-use crate::attempts::{Attempt, Attempts, Held, Lasting, Record, attempt_of_root, recorded};
+use crate::attempts::{Attempt, AttemptRecord, Attempts, Held, Lasting, attempt_of_root, recorded};
 use crate::blocks::{offsets_of, runs, whole_blocks};
 use crate::budget::{Budget, Effort};
 use crate::cache::KernelCache;
@@ -140,7 +140,7 @@ impl Work<'_> {
         };
         let before = match effort {
             Effort::Foresee => recorded(identity),
-            _ => record.as_ref().and_then(Record::attempt).or_else(|| attempt_of_root(identity)),
+            _ => record.as_ref().and_then(AttemptRecord::attempt).or_else(|| attempt_of_root(identity)),
         };
         let before = before.filter(|_| effort != Effort::Always);
         if let Some(before) = &before {
@@ -168,7 +168,7 @@ impl Work<'_> {
     }
 
     /// The locked record of the file, and whether another process had held it; `None` if records cannot be kept.
-    fn record(&self, identity: &FileIdentity) -> Option<Result<(Record, bool), Held>> {
+    fn record(&self, identity: &FileIdentity) -> Option<Result<(AttemptRecord, bool), Held>> {
         if self.making.effort == Effort::Foresee {
             return None;
         }

@@ -45,7 +45,7 @@ pub enum PoolError {
     },
     /// The added pages cannot be recorded.
     #[error("found {}: {error}; {}", path.display(), lock_fix(error))]
-    Record {
+    ReservationRecord {
         /// The record's file.
         path: PathBuf,
         /// The kernel's error.

@@ -4,7 +4,7 @@
 use crate::change::{Change, give_back, persistent, pool_of};
 use crate::install::{InstallError, check_name};
 use crate::reserve::reserve_beside;
-use crate::{GivenBack, Outcome, PoolError, PoolRequest, ReserveOptions, Settings};
+use crate::{GivenBack, PoolError, PoolRequest, ReserveOptions, ReserveOutcome, Settings};
 use nix::fcntl::OFlag;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -22,7 +22,7 @@ const LONGEST: u64 = 64 << 10;
 
 /// The record of one name. [`crate::PoolLock`] must be held while it is used.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct ReservationRecord {
     folder: PathBuf,
     name: String,
 }
@@ -42,7 +42,7 @@ enum Recorded {
 #[derive(Debug)]
 pub struct RecordedOutcome {
     /// The outcome of each request.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<ReserveOutcome>,
     /// Why an existing record was not used.
     pub note: Option<String>,
 }
@@ -56,7 +56,7 @@ pub struct RecordedRelease {
     pub note: Option<String>,
 }
 
-impl Record {
+impl ReservationRecord {
     /// The record of `name` on this machine.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Record {
     /// Reserves the requested pages that the record lacks, and adds them to the record.
     ///
     /// # Errors
-    /// As [`crate::reserve`]; [`PoolError::Record`] if it cannot be written: then nothing stays added.
+    /// As [`crate::reserve`]; [`PoolError::ReservationRecord`] if it cannot be written: then nothing stays added.
     pub fn reserve(
         &self,
         settings: &impl Settings,
@@ -105,7 +105,7 @@ impl Record {
     /// when they are freed.
     ///
     /// # Errors
-    /// The first refusal, which keeps its pages in the record; [`PoolError::Record`].
+    /// The first refusal, which keeps its pages in the record; [`PoolError::ReservationRecord`].
     pub fn release(&self, settings: &impl Settings, named: &[PoolRequest]) -> Result<RecordedRelease, PoolError> {
         let (recorded, why) = match self.read(settings) {
             Recorded::Changes(changes) => (Some(changes), String::new()),
@@ -180,7 +180,7 @@ impl Record {
             file.write_all(self.text(&boot_id(settings), changes).as_bytes())?;
             fs::rename(&new, &path)
         };
-        write().map_err(|error| PoolError::Record { path, error })
+        write().map_err(|error| PoolError::ReservationRecord { path, error })
     }
 
     fn text(&self, boot: &str, changes: &[Change]) -> String {

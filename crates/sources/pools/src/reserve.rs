@@ -49,7 +49,7 @@ pub struct ReserveOptions {
 
 /// The outcome of one request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Outcome {
+pub struct ReserveOutcome {
     /// The request.
     pub request: PoolRequest,
     /// Pages that were free and promised to nobody before.
@@ -70,7 +70,7 @@ pub struct Outcome {
     pub undone: bool,
 }
 
-impl Outcome {
+impl ReserveOutcome {
     /// True if the request was met in full.
     pub const fn is_met(&self) -> bool {
         self.added >= self.wanted && !self.undone
@@ -91,7 +91,7 @@ pub fn reserve(
     settings: &impl Settings,
     requests: &[PoolRequest],
     options: &ReserveOptions,
-) -> Result<Vec<Outcome>, PoolError> {
+) -> Result<Vec<ReserveOutcome>, PoolError> {
     reserve_beside(settings, &[], requests, options)
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn reserve_beside(
     held: &[Change],
     requests: &[PoolRequest],
     options: &ReserveOptions,
-) -> Result<Vec<Outcome>, PoolError> {
+) -> Result<Vec<ReserveOutcome>, PoolError> {
     for request in requests {
         check_node(&pool_of(settings, request.size)?, request.node)?;
     }
@@ -110,7 +110,7 @@ pub(crate) fn reserve_beside(
     {
         return Err(PoolError::Refused { path: DROP_CACHES.to_owned(), error });
     }
-    let mut outcomes: Vec<Outcome> = Vec::new();
+    let mut outcomes: Vec<ReserveOutcome> = Vec::new();
     let mut held = held.to_vec();
     for request in &merged(requests) {
         let of_size = outcomes.iter().filter(|outcome| outcome.request.size == request.size);
@@ -140,7 +140,7 @@ fn merged(requests: &[PoolRequest]) -> Vec<PoolRequest> {
     merged
 }
 
-fn undo(settings: &impl Settings, outcomes: &mut [Outcome]) -> Result<(), PoolError> {
+fn undo(settings: &impl Settings, outcomes: &mut [ReserveOutcome]) -> Result<(), PoolError> {
     let changes: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.changes.clone()).collect();
     give_back(settings, &changes)?;
     for outcome in outcomes {
@@ -163,7 +163,7 @@ fn reserve_one(
     request: &PoolRequest,
     known: Known,
     options: &ReserveOptions,
-) -> Result<Outcome, PoolError> {
+) -> Result<ReserveOutcome, PoolError> {
     let before = pool_of(settings, request.size)?;
     let available_of = |pool: &PoolCounts| match request.node {
         Some(node) => pool.unpromised_on(node),
@@ -196,7 +196,17 @@ fn reserve_one(
     }
     let (changes, available) = (changes_since(&before, &now), available_of(&now));
     let undone = false;
-    Ok(Outcome { request: *request, available_before, available, held, wanted, added, changes, obstacles, undone })
+    Ok(ReserveOutcome {
+        request: *request,
+        available_before,
+        available,
+        held,
+        wanted,
+        added,
+        changes,
+        obstacles,
+        undone,
+    })
 }
 
 /// Which pages of a pool count towards a goal.

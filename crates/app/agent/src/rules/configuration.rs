@@ -1,6 +1,6 @@
 //! The configuration: settings and rules, checked.
 
-use super::error::{ConfigError, Place};
+use super::error::{ConfigError, FilePosition};
 use super::listen::Listen;
 use super::pattern::Pattern;
 use super::quantity::{Share, Size, Time};
@@ -194,11 +194,11 @@ struct Source<'a>(&'a ConfigFile);
 impl Source<'_> {
     fn error(&self, span: &Range<usize>, message: impl Into<String>) -> ConfigError {
         let Self(ConfigFile { name, text }) = self;
-        ConfigError { file: name.clone(), place: Some(Place::of(text, span)), message: message.into() }
+        ConfigError { file: name.clone(), place: Some(FilePosition::of(text, span)), message: message.into() }
     }
 
     fn place(&self, span: &Range<usize>) -> String {
-        format!("{}:{}", self.0.name, Place::of(&self.0.text, span).line)
+        format!("{}:{}", self.0.name, FilePosition::of(&self.0.text, span).line)
     }
 }
 

@@ -12,14 +12,14 @@ pub struct ConfigError {
     /// The file, as it was named.
     pub file: String,
     /// Place in the file; `None` if the error concerns the whole file.
-    pub place: Option<Place>,
+    pub place: Option<FilePosition>,
     /// The value found, the value needed, and the fix.
     pub message: String,
 }
 
 /// A place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FilePosition {
     /// Line, from 1.
     pub line: usize,
     /// Column in characters, from 1.
@@ -28,7 +28,7 @@ pub struct Place {
     pub source: String,
 }
 
-impl Place {
+impl FilePosition {
     /// The place of the first byte of `span`.
     pub(super) fn of(text: &str, span: &Range<usize>) -> Self {
         let start = (0..=span.start.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn shows_the_line_with_a_mark() {
         let text = "a = 1\n\u{e4}\tb = 2\n";
-        let place = Place::of(text, &(9..10));
+        let place = FilePosition::of(text, &(9..10));
         assert_eq!((place.line, place.column), (2, 3));
         let error = ConfigError { file: "x.toml".to_owned(), place: Some(place), message: "no".to_owned() };
         assert_eq!(error.to_string(), "x.toml:2:3: no\n 2 | \u{e4}\tb = 2\n   |  \t^");
@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn a_place_behind_the_end_or_within_a_character_is_no_panic() {
-        assert_eq!(Place::of("\u{e4}", &(1..2)).column, 1);
-        assert_eq!(Place::of("a\n", &(90..91)).line, 2);
-        assert_eq!(Place::of("", &(0..0)).source, "");
+        assert_eq!(FilePosition::of("\u{e4}", &(1..2)).column, 1);
+        assert_eq!(FilePosition::of("a\n", &(90..91)).line, 2);
+        assert_eq!(FilePosition::of("", &(0..0)).source, "");
     }
 }

@@ -16,7 +16,7 @@ mod written;
 pub use configuration::{
     Allowance, Conditions, ConfigFile, Configuration, EnvCondition, Rule, Settings, UNIT_KINDS, intersection,
 };
-pub use error::{ConfigError, Place};
+pub use error::{ConfigError, FilePosition};
 pub use folder::{Stamp, read_folder};
 pub use listen::Listen;
 pub use pattern::Pattern;

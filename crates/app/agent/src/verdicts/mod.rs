@@ -10,7 +10,7 @@ mod scope;
 mod store;
 mod summary;
 
-pub use record::{Key, Measurement, Record, Standing};
+pub use record::{Key, Measurement, Standing, VerdictRecord};
 pub use scope::Scope;
 pub use store::{FILE, MOST_KEYS, Problem, Store, StoreError};
 pub use summary::{Summary, decision_text, gain_text};

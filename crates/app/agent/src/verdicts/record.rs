@@ -102,7 +102,7 @@ impl Standing {
 
 /// A key with its measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct VerdictRecord {
     /// The key.
     #[serde(flatten)]
     pub key: Key,
@@ -112,7 +112,7 @@ pub struct Record {
     pub measurements: Vec<Measurement>,
 }
 
-impl Record {
+impl VerdictRecord {
     /// A record without measurements.
     pub fn new(key: Key, program: &str) -> Self {
         Self { key, program: program.to_owned(), measurements: Vec::new() }
@@ -206,8 +206,8 @@ mod tests {
         Key { build: text(build), cpu: text("c"), kernel: text("6.18"), thp: text("madvise"), options: text("text") }
     }
 
-    fn record(measurements: &[(Decision, &str, u64)]) -> Record {
-        let mut record = Record::new(key("b"), "server");
+    fn record(measurements: &[(Decision, &str, u64)]) -> VerdictRecord {
+        let mut record = VerdictRecord::new(key("b"), "server");
         for (number, &(decision, boot, day)) in measurements.iter().enumerate() {
             let at = day * DAY + number as u64;
             let gain = Some([0.01, 0.02, 0.03 + number as f64]);

@@ -1,6 +1,6 @@
 //! The file of all verdicts: one record a line, replaced as a whole.
 
-use super::record::{DAY, Key, Measurement, Record, Standing};
+use super::record::{DAY, Key, Measurement, Standing, VerdictRecord};
 use foreign_text::printable;
 use linux::bounded::VERDICTS;
 use linux::lock_file::{LockError, LockFile};
@@ -59,7 +59,7 @@ pub enum StoreError {
 /// All verdicts of a machine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Store {
-    records: Vec<Record>,
+    records: Vec<VerdictRecord>,
     /// Lines of the file that were not understood. They are dropped at the next write.
     problems: Vec<Problem>,
 }
@@ -132,15 +132,15 @@ impl Store {
 
     /// Adds a measurement.
     pub fn add(&mut self, key: Key, program: &str, measurement: Measurement, now: u64) {
-        self.merge(Record { measurements: vec![measurement], ..Record::new(key, program) }, now);
+        self.merge(VerdictRecord { measurements: vec![measurement], ..VerdictRecord::new(key, program) }, now);
     }
 
-    fn merge(&mut self, record: Record, now: u64) {
+    fn merge(&mut self, record: VerdictRecord, now: u64) {
         // The names of programs are the users' text.
         let program = printable(&record.program).chars().take(32).collect::<String>();
         let index = self.records.iter().position(|known| known.key == record.key);
         let index = index.unwrap_or_else(|| {
-            self.records.push(Record::new(record.key.clone(), &program));
+            self.records.push(VerdictRecord::new(record.key.clone(), &program));
             self.records.len() - 1
         });
         for measurement in record.measurements {
@@ -153,7 +153,7 @@ impl Store {
     }
 
     /// The record of a key.
-    pub fn record(&self, key: &Key) -> Option<&Record> {
+    pub fn record(&self, key: &Key) -> Option<&VerdictRecord> {
         self.records.iter().find(|record| record.key == *key)
     }
 
@@ -163,7 +163,7 @@ impl Store {
     }
 
     /// All records, the last measured first.
-    pub fn records(&self) -> &[Record] {
+    pub fn records(&self) -> &[VerdictRecord] {
         &self.records
     }
 
@@ -213,7 +213,7 @@ impl Store {
 }
 
 /// Why a record is not imported whose last measurement is later than differences of clocks and time zones explain.
-fn future_measurement(record: &Record, now: u64) -> Option<String> {
+fn future_measurement(record: &VerdictRecord, now: u64) -> Option<String> {
     let ahead = record.last().saturating_sub(now);
     let hours = ahead / 3600;
     let text =
@@ -222,10 +222,10 @@ fn future_measurement(record: &Record, now: u64) -> Option<String> {
 }
 
 /// The records of a text, by line; an error names the defect.
-fn records(bytes: &[u8]) -> impl Iterator<Item = (usize, Result<Record, String>)> {
+fn records(bytes: &[u8]) -> impl Iterator<Item = (usize, Result<VerdictRecord, String>)> {
     let lines = bytes.split(|&byte| byte == b'\n').enumerate();
     lines.filter(|(_, line)| !line.trim_ascii().is_empty()).map(|(index, line)| {
-        let record = serde_json::from_slice::<Record>(line).map_err(|error| description(&error));
+        let record = serde_json::from_slice::<VerdictRecord>(line).map_err(|error| description(&error));
         let checked = record.and_then(|record| record.problem().map_or(Ok(record), Err));
         (index + 1, checked)
     })

@@ -1,6 +1,6 @@
 //! The measurements of one build in short.
 
-use super::record::{Record, Standing};
+use super::record::{Standing, VerdictRecord};
 use measure::sequential::Decision;
 use std::fmt;
 
@@ -32,7 +32,7 @@ impl Default for Summary {
 
 impl Summary {
     /// The summary of a record at a time in seconds since 1970, on the machine with this boot ID.
-    pub fn of(record: &Record, boot: &str, now: u64) -> Self {
+    pub fn of(record: &VerdictRecord, boot: &str, now: u64) -> Self {
         let number = |wanted: &[Decision]| {
             let found = record.counted(now).filter(|found| wanted.contains(&found.decision));
             u32::try_from(found.count()).unwrap_or(u32::MAX)
@@ -93,10 +93,10 @@ mod tests {
     use super::super::record::{Key, Measurement};
     use super::*;
 
-    fn record(decisions: &[(Decision, &str)]) -> Record {
+    fn record(decisions: &[(Decision, &str)]) -> VerdictRecord {
         let text = |text: &str| text.to_owned();
         let key = Key { build: text("b"), cpu: text("c"), kernel: text("k"), thp: text("t"), options: text("o") };
-        let mut record = Record::new(key, "server");
+        let mut record = VerdictRecord::new(key, "server");
         record.measurements = decisions
             .iter()
             .map(|&(decision, boot)| Measurement {

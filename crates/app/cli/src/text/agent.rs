@@ -3,7 +3,7 @@
 use super::number::counted;
 use address_space::format_bytes;
 use agent::decision::{Course, Order, Reason, Refusal, State, Unsettled};
-use agent::explanation::{Explanation, Verdict};
+use agent::explanation::{Explanation, LiftVerdict};
 use agent::rules::{Configuration, Listen, Pattern, Rule, Settings, Share, Size, Time};
 use agent::supervisor::{Entry, Ledger, Status, Switch};
 use foreign_text::printable;
@@ -187,7 +187,7 @@ fn lift_text(explanation: &Explanation<'_>, order: &Order) -> String {
 }
 
 /// The result of measurements of the lift, and whether it is measured first.
-fn verdict_text(verdict: &Verdict) -> String {
+fn verdict_text(verdict: &LiftVerdict) -> String {
     let known = printable(&verdict.known.to_string());
     match &verdict.course {
         Course::Leave(refusal) => format!("  no   {}: {known}\n", refusal.reason.word()),
@@ -215,7 +215,7 @@ fn verdict(explanation: &Explanation<'_>) -> String {
     if let Some(refusal) = judgement.excluded.as_ref().or(block.as_ref()) {
         return format!("never lifted: {refusal}");
     }
-    if let Some(Verdict { course: Course::Leave(refusal), .. }) = &explanation.verdict {
+    if let Some(LiftVerdict { course: Course::Leave(refusal), .. }) = &explanation.verdict {
         return format!("not lifted: {refusal}");
     }
     if judgement.order.is_none() {

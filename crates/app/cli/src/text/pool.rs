@@ -7,8 +7,8 @@ use crate::commands::pool::needed::Needed;
 use address_space::{PageSize, format_bytes};
 use lift_plan::ThpMode;
 use pools::{
-    BootKind, BootMachine, Demoted, GivenBack, KernelArguments, Outcome, Overcommitted, PoolNeed, PoolView, PoolsView,
-    Released,
+    BootKind, BootMachine, Demoted, GivenBack, KernelArguments, Overcommitted, PoolNeed, PoolView, PoolsView, Released,
+    ReserveOutcome,
 };
 use process_view::printable;
 use std::ffi::OsString;
@@ -284,7 +284,7 @@ fn on_node(node: Option<u32>) -> String {
 }
 
 /// The outcome of a request.
-pub fn outcome(outcome: &Outcome) -> String {
+pub fn outcome(outcome: &ReserveOutcome) -> String {
     let (size, place) = (outcome.request.size, on_node(outcome.request.node));
     let mut text = if outcome.undone && outcome.added < outcome.wanted {
         let wanted = counted(outcome.wanted, "missing page");

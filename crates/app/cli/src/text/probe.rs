@@ -3,7 +3,7 @@
 use super::table::{align_right, table, trimmed};
 use address_space::format_bytes;
 use translation::tlb_probe::{
-    Backing, Compared, Levels, Load, Measured, Probe, Series, Simulated, Unmeasured, Verdict,
+    Backing, Compared, Levels, Load, MeasuredSizes, Probe, ProbeVerdict, Series, Simulated, Unmeasured,
 };
 
 /// Characters of the longest bar.
@@ -59,12 +59,12 @@ fn verdicts(probe: &Probe) -> String {
     }
 }
 
-fn unmeasured(what: &str, measured: &Measured) -> String {
+fn unmeasured(what: &str, measured: &MeasuredSizes) -> String {
     let line = |missing: &Unmeasured| format!("{what} on {}: not measured: {}\n", missing.backing, missing.reason);
     measured.unmeasured.iter().map(line).collect()
 }
 
-fn measured(what: &str, measured: &Measured) -> String {
+fn measured(what: &str, measured: &MeasuredSizes) -> String {
     let mut text = String::new();
     if !measured.series.is_empty() {
         text += &format!("{what}, one in each base page: ns of translation an access\n{}\n", curves(&measured.series));
@@ -129,7 +129,7 @@ fn simulated(simulated: &Simulated) -> String {
     }
 }
 
-fn verdict_text(verdict: &Verdict) -> String {
+fn verdict_text(verdict: &ProbeVerdict) -> String {
     let mut text = saving("data", verdict.backing, &verdict.data);
     if let Some(code) = &verdict.code {
         text += &saving("code", verdict.backing, code);
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn of_a_host_that_was_not_seen_nothing_is_claimed() {
-        let verdict = |splintered, needed, virtual_machine| Verdict {
+        let verdict = |splintered, needed, virtual_machine| ProbeVerdict {
             backing: Backing::Transparent(PageSize::new(2 << 20).unwrap()),
             data: Compared::new(16 << 20, 3.0, 3.0),
             code: None,

@@ -9,7 +9,9 @@ use address_space::format_bytes;
 use process_view::Activity;
 use process_view::coverage::Usage;
 use translation::walk_counters::{Counts, Measured, SideWalks};
-use translation::working_set::{Entries, Holds, PageClass, Part, PartVerdict, Reach, Reading, Verdict, WorkingSet};
+use translation::working_set::{
+    Entries, Holds, PageClass, Part, PartVerdict, Reach, ReachVerdict, Reading, WorkingSet,
+};
 
 /// Everything, for a terminal.
 pub fn text(report: &Report) -> String {
@@ -310,18 +312,20 @@ pub(super) fn of_verdict(verdict: &PartVerdict) -> String {
         ),
     };
     match verdict.verdict {
-        Verdict::Fits => {
+        ReachVerdict::Fits => {
             format!("{used}: {hold}; huge pages {fitting} gain little here")
         }
-        Verdict::FitsAlone => {
+        ReachVerdict::FitsAlone => {
             format!("{used}: {would_hold}, but other memory competes for it; huge pages for that gain more")
         }
-        Verdict::SeldomWalked => format!("{used}: {more}, but walked to seldom; huge pages {fitting} gain little here"),
-        Verdict::Exceeds => {
+        ReachVerdict::SeldomWalked => {
+            format!("{used}: {more}, but walked to seldom; huge pages {fitting} gain little here")
+        }
+        ReachVerdict::Exceeds => {
             format!("{used}: {more}; huge pages {fitting} may gain")
         }
-        Verdict::Huge => format!("{used}: on huge pages already"),
-        Verdict::Unknown => used,
+        ReachVerdict::Huge => format!("{used}: on huge pages already"),
+        ReachVerdict::Unknown => used,
     }
 }
 

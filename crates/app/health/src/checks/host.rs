@@ -2,10 +2,10 @@
 
 use super::{fine, found};
 use crate::facts::Facts;
-use crate::finding::{Fix, Outcome, Severity};
+use crate::finding::{CheckOutcome, Fix, Severity};
 
 /// Checks that the host backs huge pages by huge pages, according to the measurement.
-pub fn backing(facts: &Facts) -> Vec<Outcome> {
+pub fn backing(facts: &Facts) -> Vec<CheckOutcome> {
     let measured = facts.host.measured;
     match measured.map(|measured| measured.splintered) {
         Some(Some(true)) => found(
@@ -30,10 +30,10 @@ pub fn backing(facts: &Facts) -> Vec<Outcome> {
                 )
             };
             let more = measured.and_then(|measured| measured.needed).map_or_else(String::new, more);
-            vec![Outcome::NotSeen { what: format!("how the host backs huge pages{more}"), root_sees: false }]
+            vec![CheckOutcome::NotSeen { what: format!("how the host backs huge pages{more}"), root_sees: false }]
         }
         // For a program the verdict contains it.
-        None if facts.host.virtual_machine == Some(true) && facts.program.is_none() => vec![Outcome::NotSeen {
+        None if facts.host.virtual_machine == Some(true) && facts.program.is_none() => vec![CheckOutcome::NotSeen {
             what: "how the host of this virtual machine backs huge pages: --probe measures it".to_owned(),
             root_sees: false,
         }],
@@ -43,7 +43,7 @@ pub fn backing(facts: &Facts) -> Vec<Outcome> {
 
 /// KVM's cure for the erratum itlb_multihit, which splits executable huge pages of guests
 /// (`Documentation/admin-guide/hw-vuln/multihit.rst`).
-pub fn executable_pages(facts: &Facts) -> Vec<Outcome> {
+pub fn executable_pages(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(state) = facts.host.itlb_multihit.as_deref() else { return Vec::new() };
     let splits_here = state.contains("Split huge pages");
     let in_guest = facts.host.virtual_machine == Some(true);

@@ -2,7 +2,7 @@
 
 use super::{fine, found};
 use crate::facts::{Attempt, Facts, Feature};
-use crate::finding::{Fix, Outcome, Severity};
+use crate::finding::{CheckOutcome, Fix, Severity};
 
 /// A feature that is tried.
 struct Row {
@@ -76,26 +76,26 @@ const FEATURES: [Row; 8] = [
 ];
 
 /// One outcome for each feature that is missing, or one for all.
-pub fn features(facts: &Facts) -> Vec<Outcome> {
-    let outcomes: Vec<Outcome> = FEATURES.iter().flat_map(|row| feature(facts, row)).collect();
+pub fn features(facts: &Facts) -> Vec<CheckOutcome> {
+    let outcomes: Vec<CheckOutcome> = FEATURES.iter().flat_map(|row| feature(facts, row)).collect();
     if outcomes.is_empty() && !facts.attempts.is_empty() {
         return fine("the kernel's features were tried, and all work");
     }
     outcomes
 }
 
-fn feature(facts: &Facts, row: &Row) -> Vec<Outcome> {
+fn feature(facts: &Facts, row: &Row) -> Vec<CheckOutcome> {
     let Row { feature, name, severity, needed, lost } = row;
     match facts.attempt(*feature) {
         None | Some(Attempt::Works) => Vec::new(),
         Some(Attempt::NotMade(why)) => {
-            vec![Outcome::NotSeen { what: format!("whether {name} works: {why}"), root_sees: false }]
+            vec![CheckOutcome::NotSeen { what: format!("whether {name} works: {why}"), root_sees: false }]
         }
         // A call that only root may make is no fault of the machine.
         Some(Attempt::Refused { .. })
             if !facts.is_root && matches!(feature, Feature::CollapseOther | Feature::Userfaultfd) =>
         {
-            vec![Outcome::for_root(format!("{name} is for root; without it {lost}"))]
+            vec![CheckOutcome::for_root(format!("{name} is for root; without it {lost}"))]
         }
         Some(Attempt::Refused { words, .. }) => found(
             *severity,

@@ -2,10 +2,10 @@
 
 use super::{fine, found};
 use crate::facts::{Attempt, Facts, Feature};
-use crate::finding::{Fix, Outcome, Severity};
+use crate::finding::{CheckOutcome, Fix, Severity};
 
 /// Events of this process's own.
-pub fn events(facts: &Facts) -> Vec<Outcome> {
+pub fn events(facts: &Facts) -> Vec<CheckOutcome> {
     match facts.attempt(Feature::Events) {
         Some(Attempt::Refused { words, .. }) => {
             let level = facts.measuring.paranoid.map_or_else(|| "not shown".to_owned(), |level| level.to_string());
@@ -24,7 +24,7 @@ pub fn events(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// Counters of the CPU.
-pub fn cpu_counters(facts: &Facts) -> Vec<Outcome> {
+pub fn cpu_counters(facts: &Facts) -> Vec<CheckOutcome> {
     // Said of the machine, not again of each program.
     if facts.program.is_some() {
         return Vec::new();
@@ -47,11 +47,11 @@ pub fn cpu_counters(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// Tracepoints.
-pub fn tracepoints(facts: &Facts) -> Vec<Outcome> {
+pub fn tracepoints(facts: &Facts) -> Vec<CheckOutcome> {
     match facts.measuring.tracepoints {
         true => fine("tracepoints can be read"),
         false if !facts.is_root => {
-            vec![Outcome::for_root("tracepoints, by which system calls and shootdowns are counted")]
+            vec![CheckOutcome::for_root("tracepoints, by which system calls and shootdowns are counted")]
         }
         false => found(
             Severity::Note,

@@ -2,7 +2,7 @@
 
 use super::{fine, found};
 use crate::facts::{Facts, FreeMemory};
-use crate::finding::{Fix, Outcome, Severity};
+use crate::finding::{CheckOutcome, Fix, Severity};
 use address_space::format_bytes;
 
 /// Huge pages that should be free at least.
@@ -14,7 +14,7 @@ const BLOCKS_OF_ZONE: u64 = 2 + 3 * 3;
 const LARGEST_SHARE: u64 = 20;
 
 /// Free blocks of the size of a huge page (`/proc/buddyinfo`).
-pub fn fragmentation(facts: &Facts) -> Vec<Outcome> {
+pub fn fragmentation(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(huge) = facts.huge_page.filter(|_| !facts.memory.nodes.is_empty()) else { return Vec::new() };
     let usable = |node: &u32| facts.permission.allowed_nodes.as_ref().is_none_or(|allowed| allowed.contains(node));
     let nodes: Vec<_> = facts.memory.nodes.iter().filter(|node| usable(&node.node)).collect();
@@ -44,7 +44,7 @@ pub fn fragmentation(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// `vm.min_free_kbytes`, by the kernel's own rule.
-pub fn min_free(facts: &Facts) -> Vec<Outcome> {
+pub fn min_free(facts: &Facts) -> Vec<CheckOutcome> {
     let (Some(found_kib), Some(huge), Some(total)) = (facts.memory.min_free_kib, facts.thp.size, facts.memory.total)
     else {
         return Vec::new();
@@ -66,7 +66,7 @@ pub fn min_free(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// The swapped-out parts of the program.
-pub fn swap(facts: &Facts) -> Vec<Outcome> {
+pub fn swap(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(running) = facts.running() else { return Vec::new() };
     if running.swapped == 0 {
         return fine("no part of it is swapped out");
@@ -82,7 +82,7 @@ pub fn swap(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// KSM, which merges equal pages.
-pub fn ksm(facts: &Facts) -> Vec<Outcome> {
+pub fn ksm(facts: &Facts) -> Vec<CheckOutcome> {
     let merged = facts.running().map_or(0, |running| running.merged);
     let off = Fix::write(2, "/sys/kernel/mm/ksm/run").with_note("2 also separates what is merged");
     match (facts.memory.ksm, merged) {
@@ -108,9 +108,9 @@ pub fn ksm(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// DAMON, which reclaims memory that it has seen idle although some is free.
-pub fn damon(facts: &Facts) -> Vec<Outcome> {
+pub fn damon(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(schemes) = &facts.memory.damon else {
-        return vec![Outcome::for_root("whether DAMON reclaims memory")];
+        return vec![CheckOutcome::for_root("whether DAMON reclaims memory")];
     };
     let Some(first) = schemes.first() else { return fine("DAMON does not reclaim memory") };
     let of_what = match schemes.iter().all(|scheme| scheme.spares_mapped) {
@@ -130,7 +130,7 @@ pub fn damon(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// Balancing, which unmaps pages to see who uses them.
-pub fn numa_balancing(facts: &Facts) -> Vec<Outcome> {
+pub fn numa_balancing(facts: &Facts) -> Vec<CheckOutcome> {
     match facts.memory.numa_balancing {
         Some(mode @ 1..) if facts.memory.online.len() > 1 => found(
             Severity::Note,

@@ -16,7 +16,7 @@ mod settings;
 mod thp;
 
 use crate::facts::Facts;
-use crate::finding::{Area, Fix, Outcome, Severity};
+use crate::finding::{Area, CheckOutcome, Fix, Severity};
 pub(crate) use program::by_glibc;
 pub(crate) use settings::{by_java, lift_target, lifts_in_place};
 
@@ -27,10 +27,10 @@ pub struct Check {
     /// The area.
     pub area: Area,
     /// Examines the facts; no outcome if it does not apply.
-    pub run: fn(&Facts) -> Vec<Outcome>,
+    pub run: fn(&Facts) -> Vec<CheckOutcome>,
 }
 
-const fn check(name: &'static str, area: Area, run: fn(&Facts) -> Vec<Outcome>) -> Check {
+const fn check(name: &'static str, area: Area, run: fn(&Facts) -> Vec<CheckOutcome>) -> Check {
     Check { name, area, run }
 }
 
@@ -84,8 +84,8 @@ fn found(
     wanted: impl Into<String>,
     why: impl Into<String>,
     fix: Option<Fix>,
-) -> Vec<Outcome> {
-    vec![Outcome::Found {
+) -> Vec<CheckOutcome> {
+    vec![CheckOutcome::Found {
         severity,
         title: title.into(),
         found: found.into(),
@@ -95,8 +95,8 @@ fn found(
     }]
 }
 
-fn fine(seen: impl Into<String>) -> Vec<Outcome> {
-    vec![Outcome::fine(seen)]
+fn fine(seen: impl Into<String>) -> Vec<CheckOutcome> {
+    vec![CheckOutcome::fine(seen)]
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{fine, found};
 use crate::facts::{Facts, Known, ProgramFacts, RunningFacts};
-use crate::finding::{Fix, Outcome, Severity};
+use crate::finding::{CheckOutcome, Fix, Severity};
 use crate::own_pages::{OwnPages, Request, USUAL, short};
 use crate::pool_need::{pages_needed, reserve_command, usual_pool};
 use address_space::{PageSize, format_bytes};
@@ -14,7 +14,7 @@ const MANY_PAGES: u64 = 8;
 const MUCH_MEMORY: u64 = 64 << 20;
 
 /// Reports whether the program has the pool pages that it requests, or should request them.
-pub fn own_pages(facts: &Facts) -> Vec<Outcome> {
+pub fn own_pages(facts: &Facts) -> Vec<CheckOutcome> {
     let Some((program, size)) = facts.program.as_ref().zip(facts.huge_page) else { return Vec::new() };
     let Some(own) = &program.own_pages else { return Vec::new() };
     match (&program.running, own.request) {
@@ -66,7 +66,7 @@ fn fell_back(
     running: &RunningFacts,
     own: &OwnPages,
     size: PageSize,
-) -> Vec<Outcome> {
+) -> Vec<CheckOutcome> {
     let on_pool = running.on_pool();
     // PostgreSQL tries by default.
     let is_asked = own.source != USUAL || running.shared.0 >= MUCH_MEMORY;
@@ -86,7 +86,7 @@ fn fell_back(
     )
 }
 
-fn not_requested(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: PageSize) -> Vec<Outcome> {
+fn not_requested(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: PageSize) -> Vec<CheckOutcome> {
     let place = match program.known {
         Known::Mysql => " below [mysqld]",
         _ => " in postgresql.conf",
@@ -115,7 +115,7 @@ fn not_requested(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: Pa
     )
 }
 
-fn would_fall_back(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: PageSize) -> Vec<Outcome> {
+fn would_fall_back(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: PageSize) -> Vec<CheckOutcome> {
     let available = usual_pool(facts).map_or(0, |pool| pool.available);
     let from = format!("{} ({})", own.setting, own.source);
     if let Some(command) = &own.command {

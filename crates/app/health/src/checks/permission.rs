@@ -2,7 +2,7 @@
 
 use super::{fine, found};
 use crate::facts::{Attempt, Facts, Feature};
-use crate::finding::{Fix, Outcome, Severity};
+use crate::finding::{CheckOutcome, Fix, Severity};
 use address_space::format_bytes;
 use foreign_text::quoted;
 
@@ -13,7 +13,7 @@ const SCOPE: &str = "kernel.yama.ptrace_scope";
 const LAST_SYSCTL: &str = "/etc/sysctl.d/zz-pagelift.conf";
 
 /// ptrace(2): Yama, seccomp filters of containers, missing capabilities.
-pub fn ptrace(facts: &Facts) -> Vec<Outcome> {
+pub fn ptrace(facts: &Facts) -> Vec<CheckOutcome> {
     let scope = facts.permission.ptrace_scope.unwrap_or(0);
     match (scope, facts.attempt(Feature::Trace)) {
         (3.., _) => found(
@@ -55,12 +55,12 @@ pub fn ptrace(facts: &Facts) -> Vec<Outcome> {
             Some(Fix::user(format!("sudo pagelift attach {}", facts.running().map_or(0, |running| running.pid)))),
         ),
         (_, Some(Attempt::Works)) => fine("an own child can be traced"),
-        _ => vec![Outcome::NotSeen { what: "whether a child can be traced".to_owned(), root_sees: false }],
+        _ => vec![CheckOutcome::NotSeen { what: "whether a child can be traced".to_owned(), root_sees: false }],
     }
 }
 
 /// MemoryDenyWriteExecute, `PR_SET_MDWE`, SELinux' execmem.
-pub fn executable_memory(facts: &Facts) -> Vec<Outcome> {
+pub fn executable_memory(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(Attempt::Refused { errno, words }) = facts.attempt(Feature::ExecutableCopy) else {
         return match facts.works(Feature::ExecutableCopy) {
             true => fine("copies of code can be made executable"),
@@ -83,7 +83,7 @@ pub fn executable_memory(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// A filter that the process has.
-pub fn seccomp(facts: &Facts) -> Vec<Outcome> {
+pub fn seccomp(facts: &Facts) -> Vec<CheckOutcome> {
     let (Some(mode), Some(running)) = (facts.permission.seccomp, facts.running()) else { return Vec::new() };
     if mode == 0 {
         return fine("no seccomp filter");
@@ -103,7 +103,7 @@ pub fn seccomp(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// `vm.max_map_count`.
-pub fn mappings(facts: &Facts) -> Vec<Outcome> {
+pub fn mappings(facts: &Facts) -> Vec<CheckOutcome> {
     let most = facts.permission.most_mappings;
     let Some(now) = facts.permission.mappings else { return Vec::new() };
     if now.saturating_mul(4) < most.saturating_mul(3) {
@@ -120,7 +120,7 @@ pub fn mappings(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// `RLIMIT_MEMLOCK`, if the process has nearly used it up.
-pub fn memlock(facts: &Facts) -> Vec<Outcome> {
+pub fn memlock(facts: &Facts) -> Vec<CheckOutcome> {
     let (Some(lockable), Some(running)) = (facts.permission.lockable, facts.running()) else { return Vec::new() };
     let locked = facts.permission.locked;
     if locked == 0 || locked.saturating_mul(4) < lockable.saturating_mul(3) {

@@ -3,7 +3,7 @@
 
 use super::{fine, found};
 use crate::facts::{Facts, HugetlbCgroup, NodePool, PoolFacts};
-use crate::finding::{Fix, Outcome, Severity};
+use crate::finding::{CheckOutcome, Fix, Severity};
 use crate::own_pages::short;
 use crate::pool_need::{pages_for_code, reserve_command};
 use address_space::format_bytes;
@@ -18,9 +18,9 @@ fn capacity(pool: &PoolFacts) -> u64 {
 }
 
 /// Limits of pages in use without limits of pages promised.
-pub fn cgroup(facts: &Facts) -> Vec<Outcome> {
+pub fn cgroup(facts: &Facts) -> Vec<CheckOutcome> {
     let limited = facts.cgroups.iter().filter(|cgroup| can_be_reached(facts, cgroup));
-    let outcomes: Vec<Outcome> = limited.filter(|cgroup| !is_guarded(facts, cgroup)).flat_map(unguarded).collect();
+    let outcomes: Vec<CheckOutcome> = limited.filter(|cgroup| !is_guarded(facts, cgroup)).flat_map(unguarded).collect();
     match (outcomes.is_empty(), facts.cgroups.is_empty()) {
         (true, true) => fine("no cgroup limits pool pages"),
         (true, false) => fine("cgroup limits of pool pages are checked at mmap"),
@@ -44,7 +44,7 @@ fn is_guarded(facts: &Facts, cgroup: &HugetlbCgroup) -> bool {
     facts.cgroups.iter().filter(above).any(|other| other.promised.zip(cgroup.in_use).is_some_and(|(p, max)| p <= max))
 }
 
-fn unguarded(cgroup: &HugetlbCgroup) -> Vec<Outcome> {
+fn unguarded(cgroup: &HugetlbCgroup) -> Vec<CheckOutcome> {
     let limit = cgroup.in_use.unwrap_or_default();
     let fix = match &cgroup.promised_file {
         Some(file) => Fix::write(limit, file)
@@ -64,14 +64,14 @@ fn unguarded(cgroup: &HugetlbCgroup) -> Vec<Outcome> {
 }
 
 /// Free pages on nodes that the process may not use.
-pub fn nodes(facts: &Facts) -> Vec<Outcome> {
+pub fn nodes(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(allowed) = &facts.permission.allowed_nodes else { return Vec::new() };
     let misplaced = facts.pools.iter().filter_map(|pool| {
         let (own, others): (Vec<&NodePool>, Vec<_>) = pool.nodes.iter().partition(|part| allowed.contains(&part.node));
         let others: Vec<_> = others.into_iter().filter(|part| part.free > 0).collect();
         (!others.is_empty() && own.iter().all(|part| part.free == 0)).then(|| wrong_node(pool, allowed, &own, &others))
     });
-    let outcomes: Vec<Outcome> = misplaced.flatten().collect();
+    let outcomes: Vec<CheckOutcome> = misplaced.flatten().collect();
     match outcomes.is_empty() {
         true if facts.pools.iter().any(|pool| pool.total > 0) => fine("the pool's free pages are on allowed nodes"),
         _ => outcomes,
@@ -79,7 +79,7 @@ pub fn nodes(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// `own`: the parts of the pool that the process may use. `others`: those with free pages that it may not use.
-fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&NodePool]) -> Vec<Outcome> {
+fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&NodePool]) -> Vec<CheckOutcome> {
     let node = own.first().map(|part| part.node).or(allowed.first().copied()).unwrap_or_default();
     let free: u64 = others.iter().map(|part| part.free).sum();
     let nodes: Vec<String> = allowed.iter().map(ToString::to_string).collect();
@@ -107,8 +107,8 @@ fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&N
 }
 
 /// Every pool, with its pages on each node.
-pub fn sizes(facts: &Facts) -> Vec<Outcome> {
-    facts.pools.iter().map(|pool| Outcome::fine(described(pool))).collect()
+pub fn sizes(facts: &Facts) -> Vec<CheckOutcome> {
+    facts.pools.iter().map(|pool| CheckOutcome::fine(described(pool))).collect()
 }
 
 fn described(pool: &PoolFacts) -> String {
@@ -122,7 +122,7 @@ fn described(pool: &PoolFacts) -> String {
 }
 
 /// Checks that the pool can serve the program.
-pub fn pages(facts: &Facts) -> Vec<Outcome> {
+pub fn pages(facts: &Facts) -> Vec<CheckOutcome> {
     let size = facts.huge_page;
     let Some(pool) = facts.pools.iter().find(|pool| Some(pool.size) == size) else {
         return match facts.pools.is_empty() {
@@ -154,7 +154,7 @@ pub fn pages(facts: &Facts) -> Vec<Outcome> {
     }
 }
 
-fn for_code(facts: &Facts, pool: &PoolFacts, needed: u64) -> Vec<Outcome> {
+fn for_code(facts: &Facts, pool: &PoolFacts, needed: u64) -> Vec<CheckOutcome> {
     if pool.available >= needed {
         return fine(format!("pool: {} pages of {} available, {needed} needed", pool.available, pool.size));
     }

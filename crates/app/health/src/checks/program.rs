@@ -2,7 +2,7 @@
 
 use super::{fine, found};
 use crate::facts::{Facts, ProgramFacts};
-use crate::finding::{Fix, Outcome, Severity};
+use crate::finding::{CheckOutcome, Fix, Severity};
 use address_space::format_bytes;
 use heap_choice::Family;
 
@@ -13,12 +13,12 @@ const ELF_THP: u32 = 44;
 const HEAPS_ASK: u32 = 43;
 
 /// The files' folios.
-pub fn large_folios(facts: &Facts) -> Vec<Outcome> {
+pub fn large_folios(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(program) = &facts.program else { return Vec::new() };
     // `pagelift run` prepares the file by itself.
     let starts = program.running.is_none();
     let by_run = |fix: &Option<String>| starts && fix.as_deref().is_some_and(|fix| fix.starts_with("pagelift cache"));
-    let outcomes: Vec<Outcome> = program
+    let outcomes: Vec<CheckOutcome> = program
         .small_folios
         .iter()
         .filter(|(_, shortfall)| !by_run(&shortfall.fix))
@@ -41,7 +41,7 @@ pub fn large_folios(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// Huge pages of files and images on other NUMA nodes than the process's own.
-pub fn far_pages(facts: &Facts) -> Vec<Outcome> {
+pub fn far_pages(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(running) = facts.program.as_ref().and_then(|program| program.running.as_ref()) else { return Vec::new() };
     let outcomes = running.far_pages.iter().flat_map(|far| {
         found(
@@ -57,7 +57,7 @@ pub fn far_pages(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// The reason why most of the memory stays on base pages.
-pub fn refused(facts: &Facts) -> Vec<Outcome> {
+pub fn refused(facts: &Facts) -> Vec<CheckOutcome> {
     let Some((bytes, reason, fix)) = facts.program.as_ref().and_then(|program| program.refused.as_ref()) else {
         return Vec::new();
     };
@@ -95,7 +95,7 @@ pub(crate) fn by_glibc(program: &ProgramFacts) -> Option<String> {
 }
 
 /// glibc's own way.
-pub fn elf_thp(facts: &Facts) -> Vec<Outcome> {
+pub fn elf_thp(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(program) = facts.program.as_ref().filter(|program| program.code.0 > 0) else { return Vec::new() };
     let Some(minor) = with_elf_thp(program) else { return Vec::new() };
     let Some(command) = by_glibc(program) else { return fine("glibc.elf.thp=1 is set") };
@@ -110,7 +110,7 @@ pub fn elf_thp(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// glibc's heaps, which request huge pages by themselves since 2.43 in the mode `madvise`.
-pub fn glibc_heap(facts: &Facts) -> Vec<Outcome> {
+pub fn glibc_heap(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(program) = &facts.program else { return Vec::new() };
     let Some((Family::Glibc { minor: Some(minor @ HEAPS_ASK..) }, _)) = &program.allocator else { return Vec::new() };
     let is_set = program.environment.iter().any(|text| text.contains("glibc.malloc.hugetlb="));
@@ -128,10 +128,10 @@ pub fn glibc_heap(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// The program's linking, its code and its allocator.
-pub fn shape(facts: &Facts) -> Vec<Outcome> {
+pub fn shape(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(program) = &facts.program else { return Vec::new() };
     let Some(is_static) = program.is_static else {
-        return vec![Outcome::for_root(format!("the file of {}, its linkage and its allocator", program.name))];
+        return vec![CheckOutcome::for_root(format!("the file of {}, its linkage and its allocator", program.name))];
     };
     let linkage = match (is_static, program.fixed_base) {
         (true, true) => "static",

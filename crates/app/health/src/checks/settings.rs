@@ -6,7 +6,7 @@
 
 use super::{fine, found};
 use crate::facts::{Facts, Feature, Known, ProgramFacts, RunningFacts};
-use crate::finding::{Fix, Outcome, Severity};
+use crate::finding::{CheckOutcome, Fix, Severity};
 use address_space::format_bytes;
 use foreign_text::quoted;
 use heap_choice::Family;
@@ -20,7 +20,7 @@ fn command_has(program: &ProgramFacts, words: &[&str]) -> bool {
 }
 
 /// Private anonymous memory of a program that runs: the heap, in most.
-pub fn heap(facts: &Facts) -> Vec<Outcome> {
+pub fn heap(facts: &Facts) -> Vec<CheckOutcome> {
     let (Some(program), Some(running), Some(huge)) = (&facts.program, facts.running(), facts.huge_page) else {
         return Vec::new();
     };
@@ -63,7 +63,7 @@ pub(crate) fn lifts_in_place(facts: &Facts, program: &ProgramFacts) -> bool {
 }
 
 /// Shared memory: buffers of databases.
-pub fn shared_memory(facts: &Facts) -> Vec<Outcome> {
+pub fn shared_memory(facts: &Facts) -> Vec<CheckOutcome> {
     let (Some(program), Some(running), Some(huge)) = (&facts.program, facts.running(), facts.huge_page) else {
         return Vec::new();
     };
@@ -98,7 +98,7 @@ pub(crate) fn lift_target(program: &ProgramFacts, running: &RunningFacts) -> Str
 }
 
 /// A Java virtual machine without its flags, or with the flag and without the pages.
-pub fn java(facts: &Facts) -> Vec<Outcome> {
+pub fn java(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(program) = facts.program.as_ref().filter(|program| program.known == Known::Java) else {
         return Vec::new();
     };
@@ -136,7 +136,7 @@ pub(crate) fn by_java(program: &ProgramFacts) -> Option<String> {
 }
 
 /// redis, which forks to save.
-pub fn redis(facts: &Facts) -> Vec<Outcome> {
+pub fn redis(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(program) = facts.program.as_ref().filter(|program| program.known == Known::Redis) else {
         return Vec::new();
     };
@@ -157,7 +157,7 @@ pub fn redis(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// node with its own remapping.
-pub fn node(facts: &Facts) -> Vec<Outcome> {
+pub fn node(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(program) = facts.program.as_ref().filter(|program| program.known == Known::Node) else {
         return Vec::new();
     };

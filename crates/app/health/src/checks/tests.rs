@@ -16,7 +16,7 @@ use address_space::PageSize;
 use heap_choice::Family;
 use lift_plan::{CacheShortfall, Source};
 use session::{FarPages, NodeBytes};
-use translation::working_set::{Part, PartVerdict, Verdict as InUse};
+use translation::working_set::{Part, PartVerdict, ReachVerdict as InUse};
 
 const MIB: u64 = 1 << 20;
 /// `EPERM`, `EACCES`, `EINVAL` (errno(3)).

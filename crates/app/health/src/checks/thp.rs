@@ -2,7 +2,7 @@
 
 use super::{fine, found};
 use crate::facts::{Facts, Khugepaged, Known, ProgramFacts, RunningFacts, SwitchedOff};
-use crate::finding::{Fix, Outcome, Severity};
+use crate::finding::{CheckOutcome, Fix, Severity};
 use crate::pool_need::usual_pool;
 use address_space::format_bytes;
 use foreign_text::quoted;
@@ -18,7 +18,7 @@ const FEW_EMPTY: u64 = 8;
 const MUCH_SHARED: u64 = 64 << 20;
 
 /// `enabled`, general and of the usual size.
-pub fn mode(facts: &Facts) -> Vec<Outcome> {
+pub fn mode(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(size) = facts.thp.size else {
         return found(
             Severity::Problem,
@@ -29,7 +29,9 @@ pub fn mode(facts: &Facts) -> Vec<Outcome> {
             Some(Fix::by_hand("another kernel; until then --pages hugetlb with pages in the pool")),
         );
     };
-    let Some(mode) = facts.thp_mode() else { return vec![Outcome::for_root("the mode of transparent huge pages")] };
+    let Some(mode) = facts.thp_mode() else {
+        return vec![CheckOutcome::for_root("the mode of transparent huge pages")];
+    };
     if mode != "never" {
         return fine(format!("transparent huge pages of {size}: {mode}{}", by_size(facts)));
     }
@@ -61,7 +63,7 @@ fn by_size(facts: &Facts) -> String {
 }
 
 /// `PR_SET_THP_DISABLE`, by the process or an ancestor.
-pub fn switched_off(facts: &Facts) -> Vec<Outcome> {
+pub fn switched_off(facts: &Facts) -> Vec<CheckOutcome> {
     let who = facts.program.as_ref().map_or("what this shell starts", |program| program.name.as_str());
     match &facts.thp.switched_off {
         None => fine("no process has switched transparent huge pages off"),
@@ -109,7 +111,7 @@ fn switch_on(facts: &Facts) -> Fix {
 }
 
 /// `defrag`.
-pub fn defrag(facts: &Facts) -> Vec<Outcome> {
+pub fn defrag(facts: &Facts) -> Vec<CheckOutcome> {
     let file = format!("{THP}/defrag");
     let (found_mode, why) = match facts.thp.defrag.as_deref() {
         None => return Vec::new(),
@@ -128,7 +130,7 @@ pub fn defrag(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// `khugepaged/max_ptes_none`, if khugepaged acts on all memory.
-pub fn bloat(facts: &Facts) -> Vec<Outcome> {
+pub fn bloat(facts: &Facts) -> Vec<CheckOutcome> {
     let (Some(most), Some(size)) = (facts.thp.max_ptes_none, facts.thp.size) else { return Vec::new() };
     let entries = size.bytes() / facts.base_page.bytes();
     if facts.thp_mode() != Some("always") || (most as f64) < entries as f64 * MANY_EMPTY {
@@ -145,7 +147,7 @@ pub fn bloat(facts: &Facts) -> Vec<Outcome> {
 }
 
 /// Reports whether khugepaged makes progress. Memory that was touched before it was advised depends on its speed.
-pub fn khugepaged(facts: &Facts) -> Vec<Outcome> {
+pub fn khugepaged(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(Khugepaged { compacts, pages, pause }) = facts.thp.khugepaged else { return Vec::new() };
     if facts.thp.size.is_none() || facts.thp_mode() == Some("never") {
         return Vec::new();
@@ -178,7 +180,7 @@ fn everywhere(facts: &Facts) -> &'static str {
 }
 
 /// Shared memory that the kernel has not aligned for huge pages, or would not align at the next start.
-pub fn shared(facts: &Facts) -> Vec<Outcome> {
+pub fn shared(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(word) = facts.thp.shared.as_deref() else { return Vec::new() };
     let is_off = matches!(word, "never" | "deny");
     let in_words = match &facts.program {

@@ -2,7 +2,7 @@
 
 use super::{arms, calm, header, measured, started};
 use anyhow::{Context, ensure};
-use bench::servers::{Bursts, LoadSource, Place, Servers, words_of};
+use bench::servers::{Bursts, LoadSource, ServerPlace, Servers, words_of};
 use cli::arguments::bench::BenchArgs;
 use cli::arguments::policy::words;
 use cli::exit::interruptions;
@@ -106,7 +106,7 @@ pub(super) fn run(args: &BenchArgs, server: &str) -> anyhow::Result<Record> {
         needs_a_sign()
     );
     let own = session::parts::program()?;
-    let mut command = |arm: Option<usize>, report: &Path, place: &Place| {
+    let mut command = |arm: Option<usize>, report: &Path, place: &ServerPlace| {
         let lift = arm.and_then(|arm| compared.lift(arm));
         let words = place.fill_in_words(arm.map_or(&plain, |arm| &compared.commands[arm]));
         let mut command = started(&own, lift, &args.only, Some(report), &words);

@@ -6,7 +6,7 @@ use super::{arms, header, measured, started, words_of};
 use anyhow::{bail, ensure};
 use bench::Limits;
 use bench::servers::live::{Live, LiveLoad, LiveServer};
-use bench::servers::{LoadSource, Place};
+use bench::servers::{LoadSource, ServerPlace};
 use bench::toggle::{Subject, Switcher, Timing};
 use bench::work::{Counter, WorkSource};
 use cli::arguments::bench::BenchArgs;
@@ -135,7 +135,7 @@ fn of_command(args: &BenchArgs, load: Option<&LoadSource>, interrupted: &AtomicB
         "{}",
         needs_a_sign()
     );
-    let mut command = |place: &Place| started(Path::new(""), None, &[], None, &place.fill_in_words(&plain));
+    let mut command = |place: &ServerPlace| started(Path::new(""), None, &[], None, &place.fill_in_words(&plain));
     let name = Path::new(&plain[0]).file_name().map_or(plain[0].clone(), |name| name.to_string_lossy().into_owned());
     let server = LiveServer {
         name: &name,

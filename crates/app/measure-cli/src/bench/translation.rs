@@ -2,7 +2,7 @@
 
 use cli::commands::probe::beside;
 use measure::record::{PageCosts, Translation};
-use translation::tlb_probe::{Measured, Probe};
+use translation::tlb_probe::{MeasuredSizes, Probe};
 
 /// Measures it, in this thread.
 pub(super) fn measured() -> Translation {
@@ -13,7 +13,7 @@ pub(super) fn measured() -> Translation {
 }
 
 fn of(probe: &Probe) -> Translation {
-    let sizes = |measured: &Measured| {
+    let sizes = |measured: &MeasuredSizes| {
         let series = measured.series.iter().map(|series| PageCosts {
             pages: series.backing.to_string(),
             points: series.curve.points.iter().map(|point| (point.footprint, point.translation)).collect(),

@@ -1,8 +1,8 @@
 use super::*;
-use crate::allocator::Place;
+use crate::allocator::AllocatorOrigin;
 use std::collections::BTreeSet;
 
-fn allocator(family: Family, place: Place) -> Allocator {
+fn allocator(family: Family, place: AllocatorOrigin) -> Allocator {
     Allocator {
         family,
         place,
@@ -14,8 +14,8 @@ fn allocator(family: Family, place: Place) -> Allocator {
     }
 }
 
-fn library() -> Place {
-    Place::Library { path: "/lib/x.so".into() }
+fn library() -> AllocatorOrigin {
+    AllocatorOrigin::Library { path: "/lib/x.so".into() }
 }
 
 fn context(environment: &Environment) -> Context<'_> {
@@ -103,7 +103,7 @@ fn each_jemalloc_is_told_what_it_understands() {
     assert_eq!(variable(&choice, "JE_MALLOC_CONF"), Some("thp:always"), "purging stays as it is");
     assert!(choose(&allocator(of("4.2.0"), library()), &context).preload.is_some());
     context.not_replaceable = Some("a test");
-    let choice = choose(&allocator(of("4.2.0"), Place::LinkedIn), &context);
+    let choice = choose(&allocator(of("4.2.0"), AllocatorOrigin::LinkedIn), &context);
     assert_eq!(variable(&choice, "JE_MALLOC_CONF"), Some("purge:decay,decay_time:-1"));
     assert!(choice.collapse);
 }
@@ -121,7 +121,7 @@ fn the_pool_needs_a_heap_that_can_be_replaced() {
     assert_eq!((order.page, order.pool[0].pages), (1 << 30, 3));
 
     context.not_replaceable = Some("a test");
-    let choice = choose(&allocator(Family::Musl, Place::LinkedIn), &context);
+    let choice = choose(&allocator(Family::Musl, AllocatorOrigin::LinkedIn), &context);
     assert!(choice.collapse && choice.preload.is_none() && choice.refusals.len() == 2, "{choice:?}");
     let choice = choose(&allocator(Family::Jvm, library()), &context);
     let java = "-XX:+UseLargePages -XX:LargePageSizeInBytes=1073741824";

@@ -1,11 +1,11 @@
 use super::*;
-use crate::Place;
+use crate::AllocatorOrigin;
 use std::collections::BTreeSet;
 
 fn allocator(family: Family, settings: &[&str]) -> Allocator {
     Allocator {
         family,
-        place: Place::LinkedIn,
+        place: AllocatorOrigin::LinkedIn,
         preloaded: false,
         runtime: None,
         starts_threads: true,

@@ -7,12 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 const SHELL: &str = "/bin/sh";
 
 /// A folder for facts, and the identity of an executable.
-struct Place {
+struct AllocatorOrigin {
     above: tempfile::TempDir,
     executable: FileIdentity,
 }
 
-impl Place {
+impl AllocatorOrigin {
     fn new() -> Self {
         let executable = FileIdentity::of(&std::fs::metadata(SHELL).unwrap());
         Self { above: tempfile::tempdir().unwrap(), executable }
@@ -63,7 +63,7 @@ fn read_again(kept: &mut KeptFacts, path: &Path) -> Option<(ElfFacts, bool)> {
 
 #[test]
 fn a_file_is_read_once() {
-    let place = Place::new();
+    let place = AllocatorOrigin::new();
     assert!(!place.has_kept());
     place.keep();
     assert!(place.has_kept());
@@ -81,7 +81,7 @@ fn a_file_is_read_once() {
 
 #[test]
 fn little_work_is_not_kept() {
-    let place = Place::new();
+    let place = AllocatorOrigin::new();
     let mut kept = place.open();
     read_again(&mut kept, Path::new(SHELL)).unwrap();
     kept.keep();
@@ -90,7 +90,7 @@ fn little_work_is_not_kept() {
 
 #[test]
 fn a_changed_file_is_read() {
-    let place = Place::new();
+    let place = AllocatorOrigin::new();
     let file = place.above.path().join("program");
     std::fs::copy(SHELL, &file).unwrap();
     let mut kept = place.open();
@@ -106,7 +106,7 @@ fn a_changed_file_is_read() {
 
 #[test]
 fn the_facts_of_another_build_do_not_count() {
-    let place = Place::new();
+    let place = AllocatorOrigin::new();
     place.keep();
     let mut kept = place.open();
     assert_eq!(kept.places.len(), 1);
@@ -120,7 +120,7 @@ fn the_facts_of_another_build_do_not_count() {
 
 #[test]
 fn only_a_file_of_this_user_alone_counts() {
-    let place = Place::new();
+    let place = AllocatorOrigin::new();
     place.keep();
     let file = place.file();
     for mode in [0o604, 0o660, 0o602] {
@@ -146,7 +146,7 @@ fn only_a_file_of_this_user_alone_counts() {
 
 #[test]
 fn facts_are_not_written_where_others_write() {
-    let place = Place::new();
+    let place = AllocatorOrigin::new();
     place.keep();
     std::fs::remove_file(place.file()).unwrap();
     for (folder, mode) in [(place.folder(), 0o720), (place.above.path().join("pagelift"), 0o777)] {
@@ -165,7 +165,7 @@ fn facts_are_not_written_where_others_write() {
 
 #[test]
 fn a_file_that_another_process_writes_is_left_alone() {
-    let place = Place::new();
+    let place = AllocatorOrigin::new();
     place.keep();
     let new = place.folder().join(format!("{}.new", place.open().name));
     std::fs::remove_file(place.file()).unwrap();
@@ -179,7 +179,7 @@ fn a_file_that_another_process_writes_is_left_alone() {
 
 #[test]
 fn damaged_facts_are_no_facts() {
-    let place = Place::new();
+    let place = AllocatorOrigin::new();
     place.keep();
     let contents = std::fs::read(place.file()).unwrap();
     let build = place.open().build;
@@ -228,7 +228,7 @@ fn all_facts_are_kept() {
         v8_version: text("11.3.244.8-node.38"),
         settings: set(&["opt.purge"]),
     };
-    let key = (Place::new().executable, Reads::Executable);
+    let key = (AllocatorOrigin::new().executable, Reads::Executable);
     for facts in [facts, ElfFacts::default()] {
         let mut records = Vec::new();
         record::add(&mut records, &key, &facts);
@@ -240,7 +240,7 @@ fn all_facts_are_kept() {
 
 #[test]
 fn only_facts_of_elf_files_that_were_read_are_kept() {
-    let place = Place::new();
+    let place = AllocatorOrigin::new();
     let metadata = std::fs::metadata(SHELL).unwrap();
     let mut kept = place.open();
     assert_eq!(kept.of_file(&metadata, Reads::Library, || Ok(None)).unwrap(), None);
@@ -257,7 +257,7 @@ fn only_facts_of_elf_files_that_were_read_are_kept() {
 #[test]
 fn only_files_whose_identity_changes_with_them_have_kept_facts() {
     let metadata = std::fs::metadata(SHELL).unwrap();
-    let kept = |root| KeptFacts { root, ..Place::new().open() };
+    let kept = |root| KeptFacts { root, ..AllocatorOrigin::new().open() };
     let (here, elsewhere) = (kept(Some(metadata.dev())), kept(Some(metadata.dev() + 1)));
     let [ext4, tmpfs, squashfs, fuse] = [0xef53, 0x0102_1994, 0x7371_7368, 0x6573_5546].map(FsType);
     let of = |kept: &KeptFacts| {

@@ -2,7 +2,7 @@
 
 use crate::support::{Program, base_page, machine_with, page_size, programs};
 use address_space::{Address, PageSize};
-use lift_execution::{Outcome, execute};
+use lift_execution::{LiftOutcome, execute};
 use lift_plan::{
     CachedFile, Edges, ImageSpan, MachineFacts, Method, NodeFacts, Nodes, Numa, NumaFacts, Pages, Plan, Policy,
     ProcessFacts, WritablePages, plan,
@@ -29,7 +29,7 @@ pub struct Scenario {
 pub struct Run<'a> {
     pub before: &'a SimulatedKernel,
     pub kernel: SimulatedKernel,
-    pub outcome: Outcome,
+    pub outcome: LiftOutcome,
 }
 
 impl Scenario {

@@ -2,7 +2,7 @@
 
 use super::load::{Broken, RunningLoad};
 use super::server::Server;
-use super::{LoadSource, Place, Reaper, free_ports, is_ready, shell};
+use super::{LoadSource, Reaper, ServerPlace, free_ports, is_ready, shell};
 use crate::ExperimentError;
 use crate::conduct::{Conduct, INTERRUPTION, Limits};
 use process_view::ProcessFiles;
@@ -19,7 +19,7 @@ pub struct LiveServer<'a> {
     /// Its name in messages.
     pub name: &'a str,
     /// Makes its command.
-    pub command: &'a mut dyn FnMut(&Place) -> Command,
+    pub command: &'a mut dyn FnMut(&ServerPlace) -> Command,
     /// A shell command before its start.
     pub prepare: Option<&'a str>,
     /// A shell command that succeeds once it is ready.
@@ -78,7 +78,7 @@ impl Live {
     /// # Errors
     /// [`ExperimentError`]: it does not answer.
     pub fn of_running(load: &LiveLoad<'_>, limits: Limits<'_>) -> Result<Self, ExperimentError> {
-        let nowhere = Place { port: 0, folder: std::path::PathBuf::new() };
+        let nowhere = ServerPlace { port: 0, folder: std::path::PathBuf::new() };
         let load = begin(load, &nowhere, limits).map_err(ExperimentError::Switch)?;
         Ok(Self { load: Some(load), server: None })
     }
@@ -89,7 +89,7 @@ impl Live {
     }
 
     /// The place of the started server.
-    pub fn place(&self) -> Option<&Place> {
+    pub fn place(&self) -> Option<&ServerPlace> {
         self.server.as_ref().map(|started| &started.server.place)
     }
 
@@ -117,7 +117,7 @@ impl Live {
     }
 }
 
-fn begin(load: &LiveLoad<'_>, place: &Place, limits: Limits<'_>) -> Result<RunningLoad, String> {
+fn begin(load: &LiveLoad<'_>, place: &ServerPlace, limits: Limits<'_>) -> Result<RunningLoad, String> {
     RunningLoad::start(load.source, load.clients, place, limits.time)
 }
 
@@ -128,7 +128,7 @@ fn start(live: LiveServer<'_>, load: Option<&LoadSource>, conduct: &Conduct<'_>)
     fs::set_permissions(folder.path(), Permissions::from_mode(0o711)).map_err(Broken::Record)?;
     let own = folder.path().join("0");
     fs::create_dir(&own).map_err(Broken::Record)?;
-    let place = Place { port: free_ports(1)?[0], folder: own };
+    let place = ServerPlace { port: free_ports(1)?[0], folder: own };
     if let Some(command) = live.prepare {
         shell("--prepare", &place.fill_in(command), conduct)?;
     }

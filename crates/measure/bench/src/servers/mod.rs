@@ -12,7 +12,7 @@ mod port;
 mod server;
 
 pub use load::{Bursts, ClientLoad, LoadSource, Metric, RunningLoad};
-pub use place::{Place, words_of};
+pub use place::{ServerPlace, words_of};
 
 use crate::ExperimentError;
 use crate::conduct::{Conduct, Limits, Progress};
@@ -39,7 +39,7 @@ use translation::walk_counters::Target;
 
 /// Makes the command of a server: of an arm, or a plain one for `None`. A lifted server may write its report to the
 /// path.
-pub type MakeServer<'a> = dyn FnMut(Option<usize>, &Path, &Place) -> Command + 'a;
+pub type MakeServer<'a> = dyn FnMut(Option<usize>, &Path, &ServerPlace) -> Command + 'a;
 
 /// The subject and the method of the comparison.
 pub struct Servers<'a> {
@@ -199,7 +199,7 @@ impl Experiment<'_, '_> {
             let folder = self.folder.join(number.to_string());
             fs::create_dir(&folder).map_err(|error| Broken::Failed(format!("{}: {error}", folder.display())))?;
             if let Some(command) = self.servers.prepare {
-                let place = Place { port: free_ports(1)?[0], folder: folder.clone() };
+                let place = ServerPlace { port: free_ports(1)?[0], folder: folder.clone() };
                 shell(&format!("--prepare for the server {name}"), &place.fill_in(command), &self.conduct)?;
             }
             folders.push(folder);
@@ -217,7 +217,7 @@ impl Experiment<'_, '_> {
         let ports = free_ports(names.len())?;
         let mut started: Vec<Option<Loaded<'a>>> = names.iter().map(|_| None).collect();
         for number in self.order.next_round() {
-            let place = Place { port: ports[number], folder: folders[number].clone() };
+            let place = ServerPlace { port: ports[number], folder: folders[number].clone() };
             let report = self.report_of(number);
             fs::remove_file(&report).ok();
             let arm = self.arm_of(number);
@@ -389,7 +389,7 @@ fn shell(what: &str, command: &str, conduct: &Conduct<'_>) -> Result<(), Broken>
 fn is_ready(
     ready: Option<&str>,
     load: Option<&LoadSource>,
-    place: &Place,
+    place: &ServerPlace,
     is_over: &dyn Fn() -> bool,
 ) -> Result<(), String> {
     if let Some(command) = ready {

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 /// The port and folder of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ServerPlace {
     /// A port of this machine that was free.
     pub port: u16,
     /// A separate folder, kept from start to start.
     pub folder: PathBuf,
 }
 
-impl Place {
+impl ServerPlace {
     /// The text with `{port}` and `{dir}` replaced. Other braces are left alone.
     pub fn fill_in(&self, text: &str) -> String {
         text.replace("{port}", &self.port.to_string()).replace("{dir}", &self.folder.to_string_lossy())
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn only_the_known_words_are_replaced() {
-        let place = Place { port: 4321, folder: "/tmp/a b".into() };
+        let place = ServerPlace { port: 4321, folder: "/tmp/a b".into() };
         assert_eq!(place.fill_in("awk '{print}' {port} {dir}/x {seconds}"), "awk '{print}' 4321 /tmp/a b/x {seconds}");
         let words = words_of("server --port {port} --save '' {dir}").unwrap();
         assert_eq!(place.fill_in_words(&words), ["server", "--port", "4321", "--save", "", "/tmp/a b"]);

@@ -1,6 +1,6 @@
 //! One server: its start, its readiness, its resources, its end.
 
-use super::Place;
+use super::ServerPlace;
 use super::load::{Broken, Reading, end_of, last_words};
 use crate::conduct::{Conduct, INTERRUPTION};
 use crate::tree::{tree_of, used_by};
@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(super) struct Server {
     /// `plain`, the name of the arm, or `plain, second`.
     pub(super) name: String,
-    pub(super) place: Place,
+    pub(super) place: ServerPlace,
     child: Child,
     /// Its output.
     log: File,
@@ -32,7 +32,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Starts a command, in a separate process group, with no input.
-    pub(super) fn start(name: &str, mut command: Command, place: Place) -> Result<Self, Broken> {
+    pub(super) fn start(name: &str, mut command: Command, place: ServerPlace) -> Result<Self, Broken> {
         let words = format!("{command:?}");
         let failed =
             |error: io::Error| Broken::Failed(format!("the server {name} cannot be started: {words}: {error}"));
@@ -52,7 +52,7 @@ impl Server {
     pub(super) fn wait_for(
         &mut self,
         conduct: &Conduct<'_>,
-        is_ready: &mut dyn FnMut(&Place, Instant) -> Result<(), String>,
+        is_ready: &mut dyn FnMut(&ServerPlace, Instant) -> Result<(), String>,
     ) -> Result<(), Broken> {
         let until = Instant::now() + TO_BE_READY;
         loop {

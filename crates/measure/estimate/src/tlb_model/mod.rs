@@ -22,4 +22,4 @@ pub use known::{known_cpu, known_cpus};
 pub use own_cpu::own_cpu;
 pub use processors::Processor;
 pub use sweep::{Shares, sweep};
-pub use tlbs::{Outcome, Side, Tlbs, Translation};
+pub use tlbs::{Lookup, Side, Tlbs, Translation};

@@ -1,6 +1,6 @@
 //! The cost of a cycle through pages in the model: the pattern of pointer chases, whose times show a TLB's reach.
 
-use crate::tlb_model::{Outcome, Side, Tlbs, Translation};
+use crate::tlb_model::{Lookup, Side, Tlbs, Translation};
 use serde::Serialize;
 
 /// Rounds before it is counted: the first fills the TLBs, the second leaves them as every later one does.
@@ -27,8 +27,8 @@ pub fn sweep(tlbs: &mut Tlbs, side: Side, shift: u8, pages: impl Iterator<Item =
             counts[outcome as usize] += u64::from(round == WARM_UP);
         }
     }
-    let share = |outcome: Outcome| counts[outcome as usize] as f64 / counts.iter().sum::<u64>().max(1) as f64;
-    Shares { first: share(Outcome::First), second: share(Outcome::Second), walks: share(Outcome::Walk) }
+    let share = |outcome: Lookup| counts[outcome as usize] as f64 / counts.iter().sum::<u64>().max(1) as f64;
+    Shares { first: share(Lookup::First), second: share(Lookup::Second), walks: share(Lookup::Walk) }
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub struct Translation {
 
 /// The level at which an access finds its translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum Lookup {
     /// In the first level.
     First,
     /// In the second level.
@@ -67,7 +67,7 @@ impl Tlbs {
     }
 
     /// An access. Where it misses, its translation is in all levels afterwards.
-    pub fn access(&mut self, side: Side, translation: Translation) -> Outcome {
+    pub fn access(&mut self, side: Side, translation: Translation) -> Lookup {
         let translation = match self.joined {
             Some(Joined { shift, log2 }) if shift == translation.shift => {
                 Translation { page: translation.page >> log2, shift }
@@ -80,7 +80,7 @@ impl Tlbs {
             (Side::Data, None) => (&mut self.data, &mut self.second),
         };
         if first.last == Some(translation) {
-            return Outcome::First;
+            return Lookup::First;
         }
         self.now += 1;
         let now = self.now;
@@ -88,14 +88,14 @@ impl Tlbs {
         // The caller passes any address in a page, and one translation for all addresses in it.
         let Translation { page, shift } = first.split(translation);
         if find(&mut first.arrays, page, shift, now) {
-            return Outcome::First;
+            return Lookup::First;
         }
         let found = find(second, page, shift, now);
         if !found {
             insert(second, page, shift, now);
         }
         insert(&mut first.arrays, page, shift, now);
-        if found { Outcome::Second } else { Outcome::Walk }
+        if found { Lookup::Second } else { Lookup::Walk }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The form of a trace, which the tracer sends and the simulation reads: 64-bit words in the machine's byte order.
 //!
 //! A stream begins with [`MAGIC`] and the page of the first store, which is on the stack of the first thread. Blocks
-//! follow, each for one virtual CPU, that is, for one thread: a head ([`block_head`]), then the words of [`Record`]s.
+//! follow, each for one virtual CPU, that is, for one thread: a head ([`block_head`]), then the words of [`TraceStep`]s.
 //!
 //! A tracer omits an access to the same page as the thread's previous access on that side: a TLB with at least one
 //! entry cannot miss it, and the order of replacement does not change.
@@ -21,7 +21,7 @@ const PAGE_SHIFT: u32 = KIND_BITS + COUNT_BITS;
 
 /// One step of a thread. Pages are base page numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Record {
+pub enum TraceStep {
     /// A load or store touches this page.
     Data {
         /// The page.
@@ -44,7 +44,7 @@ pub enum Record {
     },
 }
 
-impl Record {
+impl TraceStep {
     /// The record's words; only a change has two.
     pub fn words(self) -> (u64, Option<u64>) {
         let word = |kind: u64, count: u64, page: u64| kind | count << KIND_BITS | page << PAGE_SHIFT;
@@ -87,18 +87,18 @@ mod tests {
     fn a_record_is_read_as_it_was_written() {
         let page = (1 << 50) - 1;
         let records = [
-            Record::Data { page },
-            Record::Code { page: 0, executed: MOST_INSTRUCTIONS },
-            Record::Changed { page, pages: u64::MAX },
-            Record::Code { page, executed: 0 },
+            TraceStep::Data { page },
+            TraceStep::Code { page: 0, executed: MOST_INSTRUCTIONS },
+            TraceStep::Changed { page, pages: u64::MAX },
+            TraceStep::Code { page, executed: 0 },
         ];
         let words = records.iter().flat_map(|record| {
             let (first, second) = record.words();
             [Some(first), second].into_iter().flatten()
         });
         let mut words = words.collect::<Vec<_>>().into_iter();
-        assert_eq!(std::iter::from_fn(|| Record::take(&mut words)).collect::<Vec<_>>(), records);
-        assert_eq!(Record::take(&mut [3].into_iter()), None);
+        assert_eq!(std::iter::from_fn(|| TraceStep::take(&mut words)).collect::<Vec<_>>(), records);
+        assert_eq!(TraceStep::take(&mut [3].into_iter()), None);
     }
 
     #[test]

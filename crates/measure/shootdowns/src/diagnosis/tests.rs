@@ -4,7 +4,7 @@ fn frame(object: &str, function: Option<&str>, index: usize) -> Frame {
     Frame { object: object.to_owned(), function: function.map(str::to_owned), address: 0x1234, index: Some(index) }
 }
 
-fn subject(family: Family, place: Place, object: usize, environment: Environment) -> Subject {
+fn subject(family: Family, place: AllocatorOrigin, object: usize, environment: Environment) -> Subject {
     let settings = ["opt.dirty_decay_ms".to_owned()].into();
     let allocator = Allocator {
         family,
@@ -20,11 +20,11 @@ fn subject(family: Family, place: Place, object: usize, environment: Environment
 
 fn jemalloc(environment: Environment) -> Subject {
     let family = Family::Jemalloc { version: Some("5.3.0".to_owned()), variable: "MALLOC_CONF".to_owned() };
-    subject(family, Place::Library { path: "/lib/libjemalloc.so.2".to_owned() }, 2, environment)
+    subject(family, AllocatorOrigin::Library { path: "/lib/libjemalloc.so.2".to_owned() }, 2, environment)
 }
 
 fn glibc() -> Subject {
-    let place = Place::Library { path: "/lib/libc.so.6".to_owned() };
+    let place = AllocatorOrigin::Library { path: "/lib/libc.so.6".to_owned() };
     subject(Family::Glibc { minor: Some(36) }, place, 1, Environment::default())
 }
 
@@ -57,7 +57,7 @@ fn the_c_library_s_allocator_is_known_by_its_interface() {
 #[test]
 fn a_jemalloc_that_is_linked_in_is_known_by_its_inner_functions() {
     let family = Family::Jemalloc { version: Some("5.3.0".to_owned()), variable: "MALLOC_CONF".to_owned() };
-    let rustc = subject(family, Place::LinkedIn, 0, Environment::default());
+    let rustc = subject(family, AllocatorOrigin::LinkedIn, 0, Environment::default());
     let stack = |names: &[&str]| names.iter().map(|name| frame("rustc", Some(name), 0)).collect::<Vec<_>>();
     let freed =
         stack(&["pac_decay_to_limit.llvm.1930976557498499365", "tcache_bin_flush_small", "free_default", "main"]);
@@ -73,7 +73,7 @@ fn what_the_program_asks_for_has_no_setting() {
     assert_eq!(behaviour, Behaviour::Allocator(Returning::Requested));
     let finding = glibc().finding(behaviour, 1.0);
     assert!(finding.cures.is_empty() && finding.advice.is_some_and(|advice| advice.says.contains("malloc_trim")));
-    let go = subject(Family::Go, Place::LinkedIn, 0, Environment::default());
+    let go = subject(Family::Go, AllocatorOrigin::LinkedIn, 0, Environment::default());
     let freed = ["runtime.madvise.abi0", "runtime.runtime_debug_freeOSMemory.func1"];
     let freed = freed.map(|function| frame("a", Some(function), 0));
     assert_eq!(go.behaviour(Cause::Madvise, &freed), Behaviour::Allocator(Returning::Requested));
@@ -83,7 +83,7 @@ fn what_the_program_asks_for_has_no_setting() {
 #[test]
 fn a_java_virtual_machine_gets_the_cure_of_its_collector() {
     let words = vec!["java".to_owned(), "-XX:+UseZGC".to_owned()];
-    let java = Subject { words, ..subject(Family::Jvm, Place::LinkedIn, 0, Environment::default()) };
+    let java = Subject { words, ..subject(Family::Jvm, AllocatorOrigin::LinkedIn, 0, Environment::default()) };
     let uncommits = [frame("libc.so.6", Some("mmap"), 1), frame("libjvm.so", Some("ZUncommitter::run_service"), 3)];
     let finding = java.finding(java.behaviour(Cause::Mmap, &uncommits), 1.0);
     assert_eq!(finding.text, "the Java virtual machine changes its own memory");
@@ -121,12 +121,12 @@ fn the_cure_has_none_of_what_the_process_has_set() {
 #[test]
 fn the_settings_of_a_runtime_are_told() {
     let environment = Environment::default().with("GOGC", "50").with("MALLOC_CONF", "narenas:2");
-    let go = subject(Family::Go, Place::LinkedIn, 0, environment);
+    let go = subject(Family::Go, AllocatorOrigin::LinkedIn, 0, environment);
     assert_eq!(go.settings(), ["GOGC=50"]);
     let words = ["java", "-Xmx1g", "-XX:+UseZGC", "-XX:MaxHeapFreeRatio=40", "-Dpassword=x", "-XX:OnError=x", "Main"];
     let words = words.map(str::to_owned).to_vec();
     let environment = Environment::default().with("JAVA_TOOL_OPTIONS", "-Xms1g");
-    let java = Subject { words, ..subject(Family::Jvm, Place::LinkedIn, 0, environment) };
+    let java = Subject { words, ..subject(Family::Jvm, AllocatorOrigin::LinkedIn, 0, environment) };
     let wanted = ["JAVA_TOOL_OPTIONS=-Xms1g", "-Xmx1g", "-XX:+UseZGC", "-XX:MaxHeapFreeRatio=40"];
     assert_eq!(java.settings(), wanted);
 }

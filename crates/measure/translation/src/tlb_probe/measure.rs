@@ -5,11 +5,11 @@ use crate::tlb_probe::Backing;
 use crate::tlb_probe::chain::{Access, Chain, Layout, Slots, cycle, random_of};
 use crate::tlb_probe::curve::{Curve, Point};
 use crate::tlb_probe::load::Load;
-use crate::tlb_probe::measured::{Measured, Unmeasured};
+use crate::tlb_probe::measured::{MeasuredSizes, Unmeasured};
 use crate::tlb_probe::region::{NoMemory, Region};
 use crate::tlb_probe::series::Series;
 use crate::tlb_probe::simulated::Simulated;
-use crate::tlb_probe::verdict::Verdict;
+use crate::tlb_probe::verdict::ProbeVerdict;
 use estimate::tlb_model::{ArrayShape, Geometry, Second, Sizes};
 use lift_plan::{Costs, Reason};
 use linux::pages::base_page;
@@ -49,14 +49,14 @@ pub struct Probe {
     /// True if the CPU reports that it is virtual; absent if that is unknown.
     pub virtual_machine: Option<bool>,
     /// Loads.
-    pub data: Measured,
+    pub data: MeasuredSizes,
     /// Jumps.
-    pub code: Measured,
+    pub code: MeasuredSizes,
     /// Costs of a lift; absent if there are no huge pages to measure them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lift_costs: Option<Costs>,
     /// The conclusion, for the huge pages that programs get most often.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<ProbeVerdict>,
     /// Number of passes. The curves are from the middle pass.
     pub passes: usize,
     /// CPUs that other programs used meanwhile.
@@ -95,7 +95,7 @@ pub(crate) fn measure_once(options: &Options) -> Probe {
         code.simulated = code.base().and_then(|base| Simulated::of(base, Access::Code, geometry));
     }
     let virtual_machine = is_virtual_machine();
-    let verdict = Verdict::of(&data, &code, virtual_machine, geometry.as_ref().and_then(entries));
+    let verdict = ProbeVerdict::of(&data, &code, virtual_machine, geometry.as_ref().and_then(entries));
     let base_page = base_page().bytes();
     Probe { base_page, virtual_machine, data, code, lift_costs: None, verdict, passes: 1, load: None }
 }
@@ -129,8 +129,8 @@ struct Bounds {
     most: Duration,
 }
 
-fn measure(memory: u64, bounds: Bounds, backings: &[Candidate], access: Access) -> Measured {
-    let mut measured = Measured::default();
+fn measure(memory: u64, bounds: Bounds, backings: &[Candidate], access: Access) -> MeasuredSizes {
+    let mut measured = MeasuredSizes::default();
     let mut regions = Vec::new();
     for &(backing, ref reason) in backings {
         match reason.clone().map_or_else(|| region(memory, backing, access).map_err(|error| error.to_string()), Err) {

@@ -17,14 +17,14 @@ pub struct Unmeasured {
 
 /// All page sizes, for loads or for code.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Measured {
+pub struct MeasuredSizes {
     /// Base pages first.
     pub series: Vec<Series>,
     /// Cases without sufficient memory.
     pub unmeasured: Vec<Unmeasured>,
     /// The prediction from CPUID's sizes; absent if there are none, or if the curve ends before the walks.
     pub simulated: Option<Simulated>,
-    /// The least and the most of [`Measured::reach`] in all passes; absent if a pass does not show it.
+    /// The least and the most of [`MeasuredSizes::reach`] in all passes; absent if a pass does not show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reaches: Option<(u64, u64)>,
 }
@@ -32,7 +32,7 @@ pub struct Measured {
 /// Two steps of a curve: a range within that is one reach (see [`Simulated::agrees`]).
 const STEPS_APART: f64 = 2.25;
 
-impl Measured {
+impl MeasuredSizes {
     /// The times of base pages.
     pub(crate) fn base(&self) -> Option<&Series> {
         self.series.iter().find(|series| series.backing == Backing::Base)
@@ -46,14 +46,14 @@ impl Measured {
     }
 
     /// Entries of the two levels for base pages, if the curve shows them; the number for the second level is
-    /// [`Measured::pages_held`].
+    /// [`MeasuredSizes::pages_held`].
     pub(crate) fn entries(&self) -> Option<(usize, usize)> {
         let first = base_page().pages_for(self.base()?.levels.first_reach?);
         Some((usize::try_from(first).ok()?, usize::try_from(self.pages_held()?).ok()?))
     }
 
     /// Base pages that the second level holds if the program's pages are consecutive in memory, as in the probe:
-    /// several may share an entry. Absent if [`Measured::reach`] is absent in a pass, or if the passes differ.
+    /// several may share an entry. Absent if [`MeasuredSizes::reach`] is absent in a pass, or if the passes differ.
     pub fn pages_held(&self) -> Option<u64> {
         let (least, most) = self.reaches?;
         let is_same = most as f64 <= STEPS_APART * least as f64;

@@ -25,12 +25,12 @@ mod verdict;
 pub use curve::{Curve, Levels, Point};
 pub use load::Load;
 pub use measure::{Options, Probe, is_virtual_machine};
-pub use measured::{Measured, Unmeasured};
+pub use measured::{MeasuredSizes, Unmeasured};
 pub use passes::probe;
 pub use region::NoMemory;
 pub use series::Series;
 pub use simulated::Simulated;
-pub use verdict::{Compared, Verdict};
+pub use verdict::{Compared, ProbeVerdict};
 
 use address_space::PageSize;
 use serde::{Deserialize, Serialize};

@@ -3,7 +3,7 @@
 use crate::tlb_probe::lift_costs::lift_costs;
 use crate::tlb_probe::load::Loading;
 use crate::tlb_probe::measure::{Options, Probe, measure_once};
-use crate::tlb_probe::verdict::{Compared, Verdict};
+use crate::tlb_probe::verdict::{Compared, ProbeVerdict};
 use machine_facts::machine_facts;
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ fn range(values: impl Iterator<Item = Option<u64>>) -> Option<(u64, u64)> {
 }
 
 /// The verdict of the pass in the middle, with the ranges of all. A fact on which the passes differ is unknown.
-fn of_all(verdicts: &[&Verdict]) -> Option<Verdict> {
+fn of_all(verdicts: &[&ProbeVerdict]) -> Option<ProbeVerdict> {
     let mut verdict = (*verdicts.get(verdicts.len() / 2)?).clone();
     verdict.data = verdict.data.over(&verdicts.iter().map(|other| other.data).collect::<Vec<_>>());
     verdict.code =
@@ -68,8 +68,8 @@ mod tests {
     use crate::tlb_probe::Backing;
     use address_space::PageSize;
 
-    fn verdict(base: f64, huge: f64, splintered: Option<bool>) -> Verdict {
-        Verdict {
+    fn verdict(base: f64, huge: f64, splintered: Option<bool>) -> ProbeVerdict {
+        ProbeVerdict {
             backing: Backing::Transparent(PageSize::new(2 << 20).unwrap()),
             data: Compared::new(1 << 28, base, huge),
             code: None,
@@ -79,7 +79,7 @@ mod tests {
         }
     }
 
-    fn merged_of(passes: &[(f64, f64, Option<bool>)]) -> Verdict {
+    fn merged_of(passes: &[(f64, f64, Option<bool>)]) -> ProbeVerdict {
         let verdicts: Vec<_> = passes.iter().map(|&(base, huge, split)| verdict(base, huge, split)).collect();
         of_all(&verdicts.iter().collect::<Vec<_>>()).unwrap()
     }

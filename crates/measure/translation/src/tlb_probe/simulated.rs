@@ -69,7 +69,7 @@ fn reach(geometry: &Geometry, access: Access, shift: u8, measured: &Series) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tlb_probe::{Backing, Measured, Verdict};
+    use crate::tlb_probe::{Backing, MeasuredSizes, ProbeVerdict};
     use address_space::PageSize;
     use estimate::tlb_model::{ArrayShape, Second, Sizes, known_cpu};
 
@@ -136,8 +136,10 @@ mod tests {
             let Recorded { base, huge } = serde_json::from_str(text).unwrap();
             let thp = Backing::Transparent(PageSize::new(2 << 20).unwrap());
             let series = |backing, curve: Curve| Series { backing, levels: curve.levels(), curve };
-            let measured =
-                Measured { series: vec![series(Backing::Base, base), series(thp, huge)], ..Measured::default() };
+            let measured = MeasuredSizes {
+                series: vec![series(Backing::Base, base), series(thp, huge)],
+                ..MeasuredSizes::default()
+            };
             let simulated = Simulated::of(measured.base().unwrap(), Access::Data, &known_cpu("zen5").unwrap()).unwrap();
             assert_eq!(simulated.by_cpuid, 4096 * 4096, "{simulated:?}");
             assert!(simulated.agrees() && simulated.joined == 1, "{simulated:?}");
@@ -145,7 +147,7 @@ mod tests {
             // A TLB of 512 entries is beyond the margin if each holds one page.
             let small = Simulated::of(measured.base().unwrap(), Access::Code, &known_cpu("zen3").unwrap()).unwrap();
             assert!((small.by_cpuid as f64) < small.measured as f64 / MARGIN, "{small:?}");
-            let verdict = Verdict::of(&measured, &Measured::default(), Some(true), None).unwrap();
+            let verdict = ProbeVerdict::of(&measured, &MeasuredSizes::default(), Some(true), None).unwrap();
             assert_eq!(verdict.splintered, Some(true), "{verdict:?}");
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::tlb_probe::Backing;
 use crate::tlb_probe::curve::BEYOND;
-use crate::tlb_probe::measured::Measured;
+use crate::tlb_probe::measured::MeasuredSizes;
 use crate::tlb_probe::series::Series;
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ const USUAL_REACH: u64 = 64 << 20;
 
 /// The time that huge pages save here.
 #[derive(Clone, Debug, Serialize)]
-pub struct Verdict {
+pub struct ProbeVerdict {
     /// The huge pages it is about.
     pub backing: Backing,
     /// The footprint at which data was compared, in bytes, and both translations in ns, base pages first.
@@ -81,10 +81,15 @@ impl Compared {
     }
 }
 
-impl Verdict {
+impl ProbeVerdict {
     /// From the times of loads and of code; `entries` is the number for base pages of data in the TLB's last level, if
     /// known. `None` if base pages or huge pages could not be measured.
-    pub fn of(data: &Measured, code: &Measured, virtual_machine: Option<bool>, entries: Option<u64>) -> Option<Self> {
+    pub fn of(
+        data: &MeasuredSizes,
+        code: &MeasuredSizes,
+        virtual_machine: Option<bool>,
+        entries: Option<u64>,
+    ) -> Option<Self> {
         let (base, huge) = pair(data)?;
         let compared = compare(base, huge)?;
         let code = pair(code).and_then(|(base, huge)| compare(base, huge));
@@ -94,7 +99,7 @@ impl Verdict {
     }
 }
 
-fn pair(measured: &Measured) -> Option<(&Series, &Series)> {
+fn pair(measured: &MeasuredSizes) -> Option<(&Series, &Series)> {
     let base = measured.base()?;
     let huge = measured.series.iter().filter(|series| series.backing != Backing::Base);
     Some((base, huge.min_by_key(|series| series.backing.page().bytes())?))
@@ -152,19 +157,19 @@ mod tests {
     const BASE: [(u64, f64); 6] =
         [(1 << 16, 0.0), (1 << 18, 0.0), (1 << 19, 3.0), (1 << 21, 3.0), (1 << 23, 3.0), (1 << 27, 40.0)];
 
-    fn measured(huge: &[(u64, f64)]) -> Measured {
+    fn measured(huge: &[(u64, f64)]) -> MeasuredSizes {
         both(&BASE, huge)
     }
 
-    fn both(base: &[(u64, f64)], huge: &[(u64, f64)]) -> Measured {
+    fn both(base: &[(u64, f64)], huge: &[(u64, f64)]) -> MeasuredSizes {
         let thp = Backing::Transparent(PageSize::new(2 << 20).unwrap());
-        Measured { series: vec![series(Backing::Base, base), series(thp, huge)], ..Measured::default() }
+        MeasuredSizes { series: vec![series(Backing::Base, base), series(thp, huge)], ..MeasuredSizes::default() }
     }
 
     #[test]
     fn on_bare_metal_few_huge_pages_cost_no_walks() {
         let data = measured(&[(1 << 16, 0.0), (1 << 23, 0.0), (1 << 27, 3.0)]);
-        let verdict = Verdict::of(&data, &Measured::default(), Some(false), None).unwrap();
+        let verdict = ProbeVerdict::of(&data, &MeasuredSizes::default(), Some(false), None).unwrap();
         assert_eq!((verdict.splintered, verdict.needed), (Some(false), None));
         assert!(verdict.code.is_none());
         assert_eq!(verdict.data, Compared::new(1 << 27, 40.0, 3.0));
@@ -173,7 +178,7 @@ mod tests {
     #[test]
     fn walks_within_few_huge_pages_show_a_splintering_host() {
         let data = measured(&[(1 << 16, 0.0), (1 << 23, 3.0), (1 << 27, 20.0)]);
-        let verdict = Verdict::of(&data, &Measured::default(), Some(true), None).unwrap();
+        let verdict = ProbeVerdict::of(&data, &MeasuredSizes::default(), Some(true), None).unwrap();
         assert_eq!(verdict.splintered, Some(true));
     }
 
@@ -182,7 +187,7 @@ mod tests {
     fn where_base_pages_do_not_walk_the_host_is_not_seen() {
         let base = [(1 << 16, 0.0), (1 << 18, 0.0), (1 << 19, 3.0), (1 << 21, 3.0), (1 << 24, 3.0)];
         let data = both(&base, &[(1 << 16, 0.0), (1 << 19, 3.0), (1 << 24, 3.0)]);
-        let of = |entries| Verdict::of(&data, &Measured::default(), Some(true), entries).unwrap();
+        let of = |entries| ProbeVerdict::of(&data, &MeasuredSizes::default(), Some(true), entries).unwrap();
         assert_eq!((of(None).splintered, of(None).needed), (None, Some(256 << 20)));
         let page = Backing::Base.page().bytes();
         assert_eq!(of(Some(2048)).needed, Some((2048 * page * JOINED * BEYOND).max(1 << 25)));
@@ -194,7 +199,7 @@ mod tests {
     fn where_base_pages_begin_to_walk_the_host_is_not_seen() {
         let base = [(1 << 16, 0.0), (1 << 18, 0.0), (1 << 19, 3.0), (1 << 23, 3.0), (1 << 24, 9.0)];
         let data = both(&base, &[(1 << 16, 0.0), (1 << 19, 3.0), (1 << 24, 5.0)]);
-        let verdict = Verdict::of(&data, &Measured::default(), Some(true), None).unwrap();
+        let verdict = ProbeVerdict::of(&data, &MeasuredSizes::default(), Some(true), None).unwrap();
         assert_eq!((verdict.splintered, verdict.needed), (None, Some(1 << 25)));
     }
 
@@ -202,6 +207,6 @@ mod tests {
     fn without_huge_pages_there_is_no_verdict() {
         let mut data = measured(&[(1 << 16, 0.0)]);
         data.series.pop();
-        assert!(Verdict::of(&data, &Measured::default(), None, None).is_none());
+        assert!(ProbeVerdict::of(&data, &MeasuredSizes::default(), None, None).is_none());
     }
 }

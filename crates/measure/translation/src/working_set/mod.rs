@@ -34,7 +34,7 @@ pub use observer::{Observer, Options, WorkingSetError};
 pub use part::{Entries, Part, PartMarks, count};
 pub use reach::{HeldPages, Holds, Level, PageClass, Reach};
 pub use result::{Cost, Reading, Round, VERSION, WalkBound, WorkingSet};
-pub use verdict::{PartVerdict, Verdict, verdicts};
+pub use verdict::{PartVerdict, ReachVerdict, verdicts};
 
 #[cfg(test)]
 mod simulated;

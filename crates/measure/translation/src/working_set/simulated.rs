@@ -2,9 +2,9 @@
 //! clear does not change the TLB (`tests/meaning.rs` shows the same on this machine).
 
 use crate::working_set::{
-    Cleared, Entries, Holds, Part, PartMarks, Reach, Reading, Round, Verdict, WorkingSet, verdicts,
+    Cleared, Entries, Holds, Part, PartMarks, Reach, ReachVerdict, Reading, Round, WorkingSet, verdicts,
 };
-use estimate::tlb_model::{Geometry, Outcome, Side, Tlbs, Translation, known_cpu};
+use estimate::tlb_model::{Geometry, Lookup, Side, Tlbs, Translation, known_cpu};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ impl Marked {
     }
 
     fn access(&mut self, page: u64) {
-        if self.tlbs.access(Side::Data, Translation { page, shift: 12 }) == Outcome::Walk {
+        if self.tlbs.access(Side::Data, Translation { page, shift: 12 }) == Lookup::Walk {
             self.marked.insert(page);
             self.walks += 1;
         }
@@ -72,7 +72,7 @@ fn set_of(readings: Vec<Reading>) -> WorkingSet {
     WorkingSet::new(Cleared::All, None, vec![round], 0)
 }
 
-fn judged(set: &WorkingSet) -> Verdict {
+fn judged(set: &WorkingSet) -> ReachVerdict {
     let reach = Reach::of(&geometry());
     assert_eq!(reach.base_pages(Holds::Data), Some(ENTRIES));
     verdicts(set, &reach).remove(0).verdict
@@ -90,7 +90,7 @@ fn pages_that_the_tlb_holds_stay_unmarked_until_it_is_flushed() {
     let first = process.reading(0.001);
     (0..10).for_each(|_| process.go_over(ENTRIES));
     assert_eq!((process.pages(), process.walks), (ENTRIES, ENTRIES), "once each after the flush");
-    assert_eq!(judged(&set_of(vec![first, process.reading(0.5)])), Verdict::Fits);
+    assert_eq!(judged(&set_of(vec![first, process.reading(0.5)])), ReachVerdict::Fits);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn more_pages_than_entries_are_marked_and_walked_to_again_and_again() {
     (0..9).for_each(|_| process.go_over(pages));
     let set = set_of(vec![first, process.reading(0.5)]);
     assert_eq!((process.pages(), process.walks), (pages, pages / 2 + 9 * pages));
-    assert_eq!(judged(&set), Verdict::Exceeds);
+    assert_eq!(judged(&set), ReachVerdict::Exceeds);
 }
 
 proptest! {

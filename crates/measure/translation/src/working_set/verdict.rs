@@ -15,7 +15,7 @@ const MOSTLY: f64 = 0.8;
 /// The possible gain from huge pages for one kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum ReachVerdict {
     /// All pages that were walked to in the longest time fit the last level of the TLB.
     Fits,
     /// They fit, but compete with other memory for the same entries, and together they do not.
@@ -37,7 +37,7 @@ pub struct PartVerdict {
     /// The kind.
     pub part: Part,
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: ReachVerdict,
     /// Pages marked in the shortest time in which the process ran, at most.
     pub first: u64,
     /// The longest of their times, in seconds.
@@ -102,16 +102,16 @@ fn all_of_data(last: &Reading) -> u64 {
 }
 
 /// `rate` is the highest number of pages marked in a millisecond of CPU time, if a short time was measured.
-fn verdict(marks: &PartMarks, rate: Option<f64>, entries: Option<u64>, competing: u64) -> Verdict {
+fn verdict(marks: &PartMarks, rate: Option<f64>, entries: Option<u64>, competing: u64) -> ReachVerdict {
     if marks.huge as f64 >= MOSTLY * marks.resident as f64 && marks.huge > 0 {
-        return Verdict::Huge;
+        return ReachVerdict::Huge;
     }
     match entries {
-        None => Verdict::Unknown,
-        Some(entries) if marks.pages.most <= entries && competing <= entries => Verdict::Fits,
-        Some(entries) if marks.pages.most <= entries => Verdict::FitsAlone,
-        Some(_) if rate.is_some_and(|rate| rate < FEW_PER_MILLISECOND) => Verdict::SeldomWalked,
-        Some(_) => Verdict::Exceeds,
+        None => ReachVerdict::Unknown,
+        Some(entries) if marks.pages.most <= entries && competing <= entries => ReachVerdict::Fits,
+        Some(entries) if marks.pages.most <= entries => ReachVerdict::FitsAlone,
+        Some(_) if rate.is_some_and(|rate| rate < FEW_PER_MILLISECOND) => ReachVerdict::SeldomWalked,
+        Some(_) => ReachVerdict::Exceeds,
     }
 }
 
@@ -154,7 +154,7 @@ mod tests {
         Level { level: 2, holds, pages: vec![PageClass::Base], entries }
     }
 
-    fn judged(set: &WorkingSet, levels: Vec<Level>) -> Vec<(Part, Verdict)> {
+    fn judged(set: &WorkingSet, levels: Vec<Level>) -> Vec<(Part, ReachVerdict)> {
         verdicts(set, &Reach { levels, ..Reach::default() })
             .into_iter()
             .map(|judged| (judged.part, judged.verdict))
@@ -167,8 +167,8 @@ mod tests {
         let levels = || vec![tlb(Holds::Code, 512), tlb(Holds::Data, 2048)];
         let of =
             |last| judged(&set(&[(Part::Anonymous, marks(35, 0))], &[(Part::Anonymous, marks(last, 0))]), levels());
-        assert_eq!(of(60_000), [(Part::Anonymous, Verdict::Exceeds)]);
-        assert_eq!(of(20_000), [(Part::Anonymous, Verdict::SeldomWalked)]);
+        assert_eq!(of(60_000), [(Part::Anonymous, ReachVerdict::Exceeds)]);
+        assert_eq!(of(20_000), [(Part::Anonymous, ReachVerdict::SeldomWalked)]);
     }
 
     #[test]
@@ -185,10 +185,10 @@ mod tests {
         let last = [(Part::Code, marks(420, 0)), (Part::Anonymous, marks(11_800, 0))];
         let set = set(&first, &last);
         let apart = judged(&set, vec![tlb(Holds::Code, 512), tlb(Holds::Data, 2048)]);
-        assert_eq!(apart, [(Part::Code, Verdict::Fits), (Part::Anonymous, Verdict::Exceeds)]);
+        assert_eq!(apart, [(Part::Code, ReachVerdict::Fits), (Part::Anonymous, ReachVerdict::Exceeds)]);
         let shared = judged(&set, vec![tlb(Holds::Both, 1536)]);
-        assert_eq!(shared, [(Part::Code, Verdict::FitsAlone), (Part::Anonymous, Verdict::Exceeds)]);
-        assert_eq!(judged(&set, Vec::new())[0].1, Verdict::Unknown);
+        assert_eq!(shared, [(Part::Code, ReachVerdict::FitsAlone), (Part::Anonymous, ReachVerdict::Exceeds)]);
+        assert_eq!(judged(&set, Vec::new())[0].1, ReachVerdict::Unknown);
     }
 
     #[test]
@@ -199,9 +199,9 @@ mod tests {
             let judged = verdicts(&set, reach).remove(0);
             (judged.verdict, judged.entries, judged.is_measured)
         };
-        assert_eq!(of(&told), (Verdict::Exceeds, Some(2048), false));
+        assert_eq!(of(&told), (ReachVerdict::Exceeds, Some(2048), false));
         let held = HeldPages { code: None, data: Some(6144) };
-        assert_eq!(of(&told.with_measured(held)), (Verdict::Fits, Some(6144), true));
+        assert_eq!(of(&told.with_measured(held)), (ReachVerdict::Fits, Some(6144), true));
     }
 
     #[test]
@@ -209,8 +209,8 @@ mod tests {
         let code = [(Part::Code, marks(400, 0))];
         let left_out = LeftOut { anonymous: 1 << 40, from: None, needed_milliseconds: 9, permitted_milliseconds: 1 };
         let set = WorkingSet { left_out: Some(left_out), ..set(&code, &code) };
-        assert_eq!(judged(&set, vec![tlb(Holds::Both, 1536)])[0].1, Verdict::FitsAlone);
-        assert_eq!(judged(&set, vec![tlb(Holds::Code, 512), tlb(Holds::Data, 2048)])[0].1, Verdict::Fits);
+        assert_eq!(judged(&set, vec![tlb(Holds::Both, 1536)])[0].1, ReachVerdict::FitsAlone);
+        assert_eq!(judged(&set, vec![tlb(Holds::Code, 512), tlb(Holds::Data, 2048)])[0].1, ReachVerdict::Fits);
     }
 
     #[test]
@@ -218,7 +218,7 @@ mod tests {
         let first = [(Part::Heap, marks(3, 0)), (Part::Anonymous, marks(500, 1 << 30))];
         let last = [(Part::Heap, marks(9_000, 0)), (Part::Anonymous, marks(500, 1 << 30)), (Part::Stack, marks(0, 0))];
         let judged = judged(&set(&first, &last), vec![tlb(Holds::Both, 1536)]);
-        assert_eq!(judged, [(Part::Heap, Verdict::SeldomWalked), (Part::Anonymous, Verdict::Huge)]);
+        assert_eq!(judged, [(Part::Heap, ReachVerdict::SeldomWalked), (Part::Anonymous, ReachVerdict::Huge)]);
     }
 
     #[test]
@@ -226,6 +226,6 @@ mod tests {
         let parts = |pages| [(Part::Heap, marks(pages, 0))];
         let set = set_of(0.00001, &parts(0), &parts(9_000));
         let verdict = &verdicts(&set, &Reach { levels: vec![tlb(Holds::Both, 1536)], ..Reach::default() })[0];
-        assert_eq!((verdict.verdict, verdict.first, verdict.first_within), (Verdict::Exceeds, 9_000, 0.5));
+        assert_eq!((verdict.verdict, verdict.first, verdict.first_within), (ReachVerdict::Exceeds, 9_000, 0.5));
     }
 }

@@ -11,7 +11,7 @@ use crate::remote::RemoteMemory;
 use crate::remote::arch::{self, Interrupted, Registers, numbers};
 use crate::remote::injection::InjectError;
 use crate::remote::requests::{self, CallStop, Resume};
-use crate::remote::seccomp::{Filters, Verdict};
+use crate::remote::seccomp::{FilterAnswer, Filters};
 use crate::remote::status::ThreadStatus;
 use crate::remote::tracee::Stopped;
 use crate::remote::wait::{LONGEST_CALL, Stop, WaitReport};
@@ -155,9 +155,9 @@ impl<'a> RemoteCaller<'a> {
     /// no more calls. The inner result is the call's.
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<Result<u64, Errno>, InjectError> {
         match self.filters.judge(number, arguments, self.means.behind_call(number).0) {
-            Verdict::Allowed => {}
-            Verdict::Fails(errno) => return Ok(Err(errno)),
-            Verdict::Refused => return Err(InjectError::Filtered),
+            FilterAnswer::Allowed => {}
+            FilterAnswer::Fails(errno) => return Ok(Err(errno)),
+            FilterAnswer::Refused => return Err(InjectError::Filtered),
         }
         let made = self.make(number, &arguments);
         let result = made.map_err(|error| self.give_up(error))?;

@@ -14,7 +14,7 @@ use crate::remote::arch::{self, GuestCall, Registers, guest, numbers};
 use crate::remote::guest_code::{GuestCode, mappings_with_room};
 use crate::remote::last_call::{Ended, LastCall, starts_by_stack_alone};
 use crate::remote::requests::{self, Resume};
-use crate::remote::seccomp::{Filters, Verdict};
+use crate::remote::seccomp::{FilterAnswer, Filters};
 use crate::remote::spin_wait::SpinWait;
 use crate::remote::status::ThreadStatus;
 use crate::remote::tracee::Stopped;
@@ -223,15 +223,15 @@ impl<'a> Injector<'a> {
 
     /// True if the thread's filters allow a call by the instruction before `behind`.
     pub(crate) fn allows(&self, call: &GuestCall, behind: Address) -> bool {
-        self.filters.judge(call.number, call.arguments, behind.0) == Verdict::Allowed
+        self.filters.judge(call.number, call.arguments, behind.0) == FilterAnswer::Allowed
     }
 
     /// Returns the error with which the thread's filters reject a call. A call that would kill the thread is not made.
     fn refusal_of(&self, call: &GuestCall) -> Option<Errno> {
         match self.filters.judge(call.number, call.arguments, self.code_at.0) {
-            Verdict::Allowed => None,
-            Verdict::Fails(errno) => Some(errno),
-            Verdict::Refused => Some(Errno::EPERM),
+            FilterAnswer::Allowed => None,
+            FilterAnswer::Fails(errno) => Some(errno),
+            FilterAnswer::Refused => Some(Errno::EPERM),
         }
     }
 
@@ -474,7 +474,7 @@ impl<'a> Injector<'a> {
         let found = LastCall::find((self.pid, &self.memory), code, &self.saved, linker, base_page);
         let is_allowed = |last: &LastCall| {
             let (call, behind) = last.made();
-            self.filters.judge(call.number, call.arguments, behind.0) == Verdict::Allowed
+            self.filters.judge(call.number, call.arguments, behind.0) == FilterAnswer::Allowed
         };
         let Some(last) = found.filter(is_allowed) else { return Ok(()) };
         requests::set_signal_mask(self.pid, self.saved_mask)?;

@@ -1,7 +1,7 @@
 //! Opens a target's `/tmp`, which the target may have replaced by anything that it can mount there.
 
 use super::PerfMapError;
-use crate::mounts::Place;
+use crate::mounts::FileMount;
 use crate::served::Servers;
 use linux::bounded::KERNEL_TEXT;
 use linux::unasked;
@@ -37,7 +37,7 @@ impl TemporaryDirectory {
     /// set up by the administrator; elsewhere no symbolic link is followed, which would lead to a file of this
     /// program's namespace.
     pub fn open(root: &OwnedFd, is_own_namespace: bool, shown: &Path, servers: &Servers) -> Result<Self, PerfMapError> {
-        let refuse = |place: &OwnedFd| match unasked::of(place).map(|found| servers.refuse(&Place::from(&found))) {
+        let refuse = |place: &OwnedFd| match unasked::of(place).map(|found| servers.refuse(&FileMount::from(&found))) {
             Ok(Some(served)) => Err(PerfMapError::Served { path: shown.into(), served }),
             _ => Ok(()),
         };

@@ -116,14 +116,14 @@ pub struct ObjectNames {
 #[derive(Debug)]
 pub struct Destination {
     process: ProcessFiles,
-    place: Result<placement::Place, PerfMapError>,
+    place: Result<placement::MapPlace, PerfMapError>,
 }
 
 impl Destination {
     /// The destination of the map of process `pid`. An obstacle is an error only if there is a map to write.
     pub fn of(pid: i32) -> Self {
         let process = ProcessFiles::of(pid);
-        let place = placement::Place::of(&process);
+        let place = placement::MapPlace::of(&process);
         Self { process, place }
     }
 

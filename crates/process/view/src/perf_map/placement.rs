@@ -40,7 +40,7 @@ pub(crate) struct Placed {
 /// The place for the map of one process, and a thread that has taken on the process's rights. This program can give up
 /// every right to write before it reads the process.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct MapPlace {
     /// `/proc/PID`, held open: a later process with the same PID is not reached by it.
     files: File,
     path: PathBuf,
@@ -48,7 +48,7 @@ pub(crate) struct Place {
     writer: Writer,
 }
 
-/// A map for a [`Place`].
+/// A map for a [`MapPlace`].
 #[derive(Debug)]
 struct Map {
     /// When the target started, where that is known.
@@ -69,7 +69,7 @@ struct Writer {
     user: u32,
 }
 
-impl Place {
+impl MapPlace {
     /// Finds the place and starts the thread.
     pub fn of(process: &ProcessFiles) -> Result<Self, PerfMapError> {
         let files = File::open(process.path("")).map_err(|error| process.explain(&process.path(""), error))?;

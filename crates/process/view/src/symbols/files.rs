@@ -5,7 +5,7 @@
 
 use crate::ProcessFiles;
 use crate::foreign_path::place_below;
-use crate::mounts::Place;
+use crate::mounts::FileMount;
 use crate::opening::{MappedFile, open_place};
 use crate::owner::Owner;
 use crate::served::{Served, Servers, refuse_here};
@@ -82,7 +82,7 @@ impl SymbolFiles {
     pub fn open(&self, path: &str) -> Option<MappedFile> {
         let (root, servers, path) = (self.root.clone()?, self.servers.clone(), path.to_owned());
         self.act(move || {
-            let refuse = |place: &Place| servers.refuse(place);
+            let refuse = |place: &FileMount| servers.refuse(place);
             open_below(&root, &path, &refuse)
         })
     }
@@ -104,6 +104,10 @@ impl SymbolFiles {
     }
 }
 
-fn open_below(root: &OwnedFd, path: &str, refuse: &dyn Fn(&Place) -> Option<Served>) -> io::Result<Option<MappedFile>> {
+fn open_below(
+    root: &OwnedFd,
+    path: &str,
+    refuse: &dyn Fn(&FileMount) -> Option<Served>,
+) -> io::Result<Option<MappedFile>> {
     open_place(place_below(root, Path::new(path), refuse)?, refuse)
 }

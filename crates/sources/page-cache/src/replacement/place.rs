@@ -12,14 +12,14 @@ use std::path::{Component, Path, PathBuf};
 
 /// A name in an open directory.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct NameInFolder {
     directory: OwnedFd,
     name: OsString,
     /// The path without links, for messages.
     pub path: PathBuf,
 }
 
-impl Place {
+impl NameInFolder {
     /// The place that a path leads to. Links are resolved once, at the beginning. The resolved path is then opened
     /// directory by directory; it is an error if a directory on it has become a link.
     pub fn of(path: &Path) -> Result<Self, ReplaceError> {

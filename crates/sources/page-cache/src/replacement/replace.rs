@@ -3,7 +3,7 @@
 use crate::replacement::copy::{Contents, Order, Patch};
 use crate::replacement::error::ReplaceError;
 use crate::replacement::metadata::FileMetadata;
-use crate::replacement::place::Place;
+use crate::replacement::place::NameInFolder;
 
 use linux::file_holes::holes_in;
 use linux::leases::Lease;
@@ -60,7 +60,7 @@ pub struct Replaced {
 /// # Errors
 /// [`ReplaceError`]; the file is untouched.
 pub fn replace(path: &Path, change: &Change) -> Result<Replaced, ReplaceError> {
-    let place = Place::of(path)?;
+    let place = NameInFolder::of(path)?;
     let old = place.open()?;
     let found = old.metadata().map_err(ReplaceError::io("fstat"))?;
     if !found.is_file() {
@@ -118,7 +118,7 @@ pub fn replace(path: &Path, change: &Change) -> Result<Replaced, ReplaceError> {
 pub fn write_copy(source: &File, path: &Path, change: &Change) -> Result<(), ReplaceError> {
     let found = source.metadata().map_err(ReplaceError::io("fstat"))?;
     let identity = FileIdentity::of(&found);
-    let place = Place::of_new(path)?;
+    let place = NameInFolder::of_new(path)?;
     if place.still_holds(source) {
         return Err(ReplaceError::SameFile);
     }

@@ -14,7 +14,7 @@ fn requests(texts: &[&str]) -> Vec<PoolRequest> {
 }
 
 /// Does the work of a unit's start.
-fn start(machine: &Simulated, record: &Record, texts: &[&str]) -> RecordedOutcome {
+fn start(machine: &Simulated, record: &ReservationRecord, texts: &[&str]) -> RecordedOutcome {
     let base_page = PageSize::new(1 << 12).unwrap();
     let options =
         ReserveOptions { goal: Goal::Persistent, floor: 0, drop_caches: false, all_or_nothing: false, base_page };
@@ -23,7 +23,7 @@ fn start(machine: &Simulated, record: &Record, texts: &[&str]) -> RecordedOutcom
 
 /// Does the work of a unit's stop. Returns the number of pages taken out of the pool, and the number that the system
 /// got back.
-fn stop(machine: &Simulated, record: &Record, texts: &[&str]) -> (u64, u64, Option<String>) {
+fn stop(machine: &Simulated, record: &ReservationRecord, texts: &[&str]) -> (u64, u64, Option<String>) {
     let RecordedRelease { given, note } = record.release(machine, &requests(texts)).unwrap();
     let sum = |of: fn(&GivenBack) -> u64| given.iter().map(of).sum::<u64>();
     (sum(|given| given.change.pages), sum(|given| given.freed), note)
@@ -38,8 +38,8 @@ fn use_all(machine: &Simulated) {
     machine.nodes.borrow_mut().iter_mut().for_each(|node| node.free = 0);
 }
 
-fn record(folder: &tempfile::TempDir) -> Record {
-    Record::within(folder.path(), "db").unwrap()
+fn record(folder: &tempfile::TempDir) -> ReservationRecord {
+    ReservationRecord::within(folder.path(), "db").unwrap()
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn another_boot_has_forgotten_the_pages() {
 #[test]
 fn pages_that_somebody_has_released_are_added_again() {
     let (folder, machine) = (tempfile::tempdir().unwrap(), machine(&[100]));
-    let (first, second) = (record(&folder), Record::within(folder.path(), "web").unwrap());
+    let (first, second) = (record(&folder), ReservationRecord::within(folder.path(), "web").unwrap());
     start(&machine, &first, &["2M:10"]);
     start(&machine, &second, &["2M:7"]);
     release(&machine, &"2M:7".parse().unwrap()).unwrap();
@@ -171,12 +171,12 @@ fn pages_that_somebody_has_released_are_added_again() {
 #[test]
 fn nothing_stays_added_where_it_cannot_be_recorded() {
     let machine = machine(&[100]);
-    let nowhere = Record::within(Path::new("/nowhere/to/be/found"), "db").unwrap();
+    let nowhere = ReservationRecord::within(Path::new("/nowhere/to/be/found"), "db").unwrap();
     let base_page = PageSize::new(1 << 12).unwrap();
     let options =
         ReserveOptions { goal: Goal::Persistent, floor: 0, drop_caches: false, all_or_nothing: false, base_page };
     let error = nowhere.reserve(&machine, &requests(&["2M:4"]), &options).unwrap_err();
     assert!(error.to_string().contains("pagelift-pool-db.record: No such file"), "{error}");
     assert_eq!(machine.totals(), [0]);
-    assert!(Record::of("../db").is_err() && Record::of("").is_err());
+    assert!(ReservationRecord::of("../db").is_err() && ReservationRecord::of("").is_err());
 }

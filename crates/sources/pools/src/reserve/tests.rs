@@ -11,7 +11,7 @@ fn options(goal: Goal) -> ReserveOptions {
     ReserveOptions { goal, floor: 0, drop_caches: false, all_or_nothing: false, base_page }
 }
 
-fn run(machine: &Simulated, texts: &[&str], options: &ReserveOptions) -> Vec<Outcome> {
+fn run(machine: &Simulated, texts: &[&str], options: &ReserveOptions) -> Vec<ReserveOutcome> {
     let requests: Vec<_> = texts.iter().map(|text| Simulated::request(text)).collect();
     reserve(machine, &requests, options).unwrap()
 }

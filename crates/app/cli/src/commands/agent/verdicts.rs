@@ -10,7 +10,7 @@ use crate::text::table::{table, trimmed};
 use agent::decision::{ExecutedFile, Identity};
 use agent::discovery::{Machine, Sampler, executed_file, program_of};
 use agent::measurement::{Running, words};
-use agent::verdicts::{Key, Measurement, Record, Scope, Store, StoreError, decision_text, gain_text};
+use agent::verdicts::{Key, Measurement, Scope, Store, StoreError, VerdictRecord, decision_text, gain_text};
 use agent::worker::{lock_process, not_locked};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
@@ -211,13 +211,13 @@ fn show(store: &Store, as_json: bool) -> anyhow::Result<()> {
     Ok(Output::Standard.print(&format!("{}\n", trimmed(&table)))?)
 }
 
-fn shown(record: &Record, now: u64) -> Shown<'_> {
+fn shown(record: &VerdictRecord, now: u64) -> Shown<'_> {
     let verdict = record.standing(now).word();
     let (key, program, measurements) = (&record.key, record.program.as_str(), &record.measurements[..]);
     Shown { key, program, verdict, gain: record.gain(now), measurements }
 }
 
-fn row(record: &Record, now: u64) -> [String; 8] {
+fn row(record: &VerdictRecord, now: u64) -> [String; 8] {
     let number = |wanted: &[Decision]| {
         let found = record.measurements.iter().filter(|measurement| wanted.contains(&measurement.decision));
         found.count().to_string()
@@ -242,7 +242,7 @@ fn row(record: &Record, now: u64) -> [String; 8] {
 mod tests {
     use super::*;
 
-    fn record() -> Record {
+    fn record() -> VerdictRecord {
         let text = |text: &str| text.to_owned();
         let key = Key {
             build: text("0123456789abcdef"),
@@ -259,7 +259,7 @@ mod tests {
             log_evidence: 6.4,
             gain: Some([0.009, 0.021, 0.033]),
         };
-        let mut record = Record::new(key, "server");
+        let mut record = VerdictRecord::new(key, "server");
         record.measurements = vec![
             measurement(Decision::Keep, "a"),
             measurement(Decision::Keep, "b"),

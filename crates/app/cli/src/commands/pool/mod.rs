@@ -14,7 +14,7 @@ use crate::text::pool as text;
 use address_space::PageSize;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use pools::{Amount, KernelSettings, PoolLock, PoolRequest, Record, RecordedRelease, ReleaseRequest};
+use pools::{Amount, KernelSettings, PoolLock, PoolRequest, RecordedRelease, ReleaseRequest, ReservationRecord};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -115,7 +115,7 @@ fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
 }
 
 fn release_recorded(name: &str, named: &[ReleaseRequest]) -> anyhow::Result<()> {
-    let record = Record::of(name)?;
+    let record = ReservationRecord::of(name)?;
     let of_number = |request: &ReleaseRequest| match request.amount {
         Amount::Pages(pages) => Ok(PoolRequest { size: request.size, pages, node: request.node }),
         Amount::All => bail!("found `all` with --record {name}, needed: a number of pages, or no pages"),

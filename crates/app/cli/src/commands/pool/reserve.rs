@@ -11,8 +11,8 @@ use address_space::parse_bytes;
 use clap::Args;
 use machine_facts::base_page;
 use pools::{
-    Change, Goal, KernelSettings, Outcome, PoolRequest, Record, RecordedOutcome, ReserveOptions, give_back, part_of,
-    reserve, usual_floor,
+    Change, Goal, KernelSettings, PoolRequest, RecordedOutcome, ReservationRecord, ReserveOptions, ReserveOutcome,
+    give_back, part_of, reserve, usual_floor,
 };
 use std::ffi::OsString;
 use std::process::Command;
@@ -85,14 +85,14 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
         let (policy, words) = (args.policy.policy(), args.lending_words());
         return lend::run(Lending { command: &args.command, policy, requests: &args.requests, words });
     }
-    let record = args.record.as_deref().map(Record::of).transpose()?;
+    let record = args.record.as_deref().map(ReservationRecord::of).transpose()?;
     let lock = lock()?;
     let (settings, interrupted) = settings()?;
     let outcomes = reserved(args, &settings, record)?;
     drop(lock);
     // From here on the pages must be released even if nobody reads the output.
     let said = say(&outcomes, args.hold);
-    let is_met = outcomes.iter().all(Outcome::is_met);
+    let is_met = outcomes.iter().all(ReserveOutcome::is_met);
     if args.hold {
         let mut changes: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.changes.clone()).collect();
         if said.is_ok() && !changes.is_empty() {
@@ -109,7 +109,11 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
     Ok(if is_met { 0 } else { OWN_FAILURE })
 }
 
-fn reserved(args: &ReserveArgs, settings: &KernelSettings, record: Option<Record>) -> anyhow::Result<Vec<Outcome>> {
+fn reserved(
+    args: &ReserveArgs,
+    settings: &KernelSettings,
+    record: Option<ReservationRecord>,
+) -> anyhow::Result<Vec<ReserveOutcome>> {
     let options = ReserveOptions {
         goal: match &record {
             Some(_) => Goal::Persistent,
@@ -127,10 +131,10 @@ fn reserved(args: &ReserveArgs, settings: &KernelSettings, record: Option<Record
     Ok(outcomes)
 }
 
-fn say(outcomes: &[Outcome], hold: bool) -> std::io::Result<()> {
+fn say(outcomes: &[ReserveOutcome], hold: bool) -> std::io::Result<()> {
     let out = Output::Standard;
     outcomes.iter().try_for_each(|outcome| writeln!(out, "{}", text::outcome(outcome)))?;
-    if hold && outcomes.iter().all(Outcome::is_met) {
+    if hold && outcomes.iter().all(ReserveOutcome::is_met) {
         writeln!(out, "{}", lend::HELD)?;
     }
     Ok(())

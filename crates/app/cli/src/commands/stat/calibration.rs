@@ -16,7 +16,8 @@ pub fn estimated(mut report: Report) -> Report {
         Ok(probe) => probe,
         Err(why) => return Report { estimated: Some(Outcome::NotMeasured(why)), ..report },
     };
-    let walk = |measured: &translation::tlb_probe::Measured| measured.series.first().and_then(|base| base.levels.walk);
+    let walk =
+        |measured: &translation::tlb_probe::MeasuredSizes| measured.series.first().and_then(|base| base.levels.walk);
     let costs = Walked { code: walk(&probe.code), data: walk(&probe.data) };
     report.tlb = probe::reach(&probe);
     if let Some(Outcome::Measured(marks)) = &mut report.marks {

@@ -1,6 +1,6 @@
 //! Closed-loop clients: each sends a request as soon as it has the answer to the one before.
 
-use super::super::Place;
+use super::super::ServerPlace;
 use super::cancel::{Cancel, end};
 use super::pattern::Pattern;
 use super::protocols::{Connection, LIMIT, Protocol};
@@ -55,7 +55,7 @@ impl ClientLoad {
     }
 
     /// Says why a server does not answer yet.
-    pub(super) fn is_ready(&self, place: &Place) -> Result<(), String> {
+    pub(super) fn is_ready(&self, place: &ServerPlace) -> Result<(), String> {
         let request = self.request.filled_in(|text| place.fill_in(text));
         let request = request.next(&mut Rng::with_seed(0));
         self.protocol.is_ready(&place.fill_in(&self.address), &request)
@@ -83,7 +83,7 @@ pub(in crate::servers) struct Clients {
 
 impl Clients {
     /// Connects to a server that is ready, and asks once: a request that cannot be answered is known at once.
-    pub(super) fn connect(load: &ClientLoad, count: u32, bursts: Bursts, place: &Place) -> Result<Self, Broken> {
+    pub(super) fn connect(load: &ClientLoad, count: u32, bursts: Bursts, place: &ServerPlace) -> Result<Self, Broken> {
         let (address, request) = (place.fill_in(&load.address), load.request.filled_in(|text| place.fill_in(text)));
         let mut random = Rng::with_seed(u64::from(place.port));
         let failed = |why| Broken::Failed(format!("{}: {why}", load.shown));

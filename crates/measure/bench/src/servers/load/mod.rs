@@ -13,7 +13,7 @@ pub use metric::Metric;
 pub use running::RunningLoad;
 pub(super) use tool::{end_of, last_words, run};
 
-use super::Place;
+use super::ServerPlace;
 use crate::conduct::Conduct;
 use clients::Clients;
 use measure::latency::Latency;
@@ -75,7 +75,7 @@ impl LoadSource {
     }
 
     /// Returns why a server does not answer yet. `None` if only the server's own method can decide.
-    pub(super) fn is_ready(&self, place: &Place) -> Option<Result<(), String>> {
+    pub(super) fn is_ready(&self, place: &ServerPlace) -> Option<Result<(), String>> {
         match self {
             Self::Clients(clients) => Some(clients.is_ready(place)),
             Self::Tool(..) => None,
@@ -83,7 +83,12 @@ impl LoadSource {
     }
 
     /// The load of one server that is ready.
-    pub(super) fn open<'a>(&'a self, clients: u32, bursts: Bursts, place: &Place) -> Result<OpenLoad<'a>, Broken> {
+    pub(super) fn open<'a>(
+        &'a self,
+        clients: u32,
+        bursts: Bursts,
+        place: &ServerPlace,
+    ) -> Result<OpenLoad<'a>, Broken> {
         match self {
             Self::Clients(load) => Clients::connect(load, clients, bursts, place).map(OpenLoad::Clients),
             Self::Tool(command, metric) => {
@@ -103,7 +108,7 @@ pub(super) enum OpenLoad<'a> {
 impl OpenLoad<'_> {
     pub(super) fn burst(
         &mut self,
-        place: &Place,
+        place: &ServerPlace,
         conduct: &Conduct<'_>,
         read: &mut dyn FnMut() -> Result<Reading, Broken>,
     ) -> Result<Burst, Broken> {

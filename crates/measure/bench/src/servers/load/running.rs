@@ -1,6 +1,6 @@
 //! A load that continues as long as an experiment does.
 
-use super::super::Place;
+use super::super::ServerPlace;
 use super::cancel::{Cancel, end};
 use super::clients::{Client, ClientLoad, Clients};
 use super::tool::{end_of, last_words, run};
@@ -71,7 +71,7 @@ impl RunningLoad {
     ///
     /// # Errors
     /// The server does not answer.
-    pub fn start(source: &LoadSource, clients: u32, place: &Place, time: Duration) -> Result<Self, String> {
+    pub fn start(source: &LoadSource, clients: u32, place: &ServerPlace, time: Duration) -> Result<Self, String> {
         let state = Arc::new(State::default());
         let (threads, cancels) = match source {
             LoadSource::Clients(load) => clients_of(load, clients, place, &state)?,
@@ -118,7 +118,7 @@ impl Drop for RunningLoad {
 /// The threads of clients, and the cancellations of their requests.
 type Threads = (Vec<JoinHandle<()>>, Vec<Cancel>);
 
-fn clients_of(load: &ClientLoad, count: u32, place: &Place, state: &Arc<State>) -> Result<Threads, String> {
+fn clients_of(load: &ClientLoad, count: u32, place: &ServerPlace, state: &Arc<State>) -> Result<Threads, String> {
     let bursts = Bursts { window: Duration::ZERO, settle: Duration::ZERO };
     let clients = Clients::connect(load, count, bursts, place).map_err(|broken| match broken {
         Broken::Failed(why) => why,
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     fn started(command: &str) -> RunningLoad {
-        let place = Place { port: 7, folder: "/tmp".into() };
+        let place = ServerPlace { port: 7, folder: "/tmp".into() };
         let source = LoadSource::parse(command, None).unwrap();
         RunningLoad::start(&source, 1, &place, Duration::from_secs(5)).unwrap()
     }

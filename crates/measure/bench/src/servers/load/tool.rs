@@ -1,6 +1,6 @@
 //! A foreign load generator: a shell command for each burst, and the number that it prints.
 
-use super::super::Place;
+use super::super::ServerPlace;
 use super::metric::Metric;
 use super::{Broken, Burst, Reading};
 use crate::conduct::Conduct;
@@ -32,7 +32,7 @@ impl Tool<'_> {
     /// Runs it once. Without a metric it does the same work each time.
     pub(super) fn burst(
         &self,
-        place: &Place,
+        place: &ServerPlace,
         conduct: &Conduct<'_>,
         read: &mut dyn FnMut() -> Result<Reading, Broken>,
     ) -> Result<Burst, Broken> {

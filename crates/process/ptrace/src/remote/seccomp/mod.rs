@@ -63,7 +63,7 @@ const CALLS: [NamedCall; 14] = [
 
 /// The combined answer of all filters to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum FilterAnswer {
     /// The call is made.
     Allowed,
     /// The call is not made and fails with this error.
@@ -112,8 +112,8 @@ impl Filters {
     }
 
     /// Returns the verdict on a call that is made by the instruction before `behind`.
-    pub fn judge(&self, number: i64, arguments: [u64; 6], behind: u64) -> Verdict {
-        let Self::Known(filters) = self else { return Verdict::Allowed };
+    pub fn judge(&self, number: i64, arguments: [u64; 6], behind: u64) -> FilterAnswer {
+        let Self::Known(filters) = self else { return FilterAnswer::Allowed };
         let call = Call { number: number as i32, architecture: arch::AUDIT_ARCHITECTURE, behind, arguments };
         // The kernel asks the newest filter first and takes the strictest action, the smallest signed number; where several
         // filters take it, the newest one's data (`seccomp_run_filters`).
@@ -121,8 +121,8 @@ impl Filters {
         let action = |answer: u32| (answer & ACTION) as i32;
         let strictest = answers.reduce(|a, b| Some(if action(b?) < action(a?) { b? } else { a? }));
         match strictest {
-            None => Verdict::Allowed,
-            Some(answer) => answer.map_or(Verdict::Refused, verdict_of),
+            None => FilterAnswer::Allowed,
+            Some(answer) => answer.map_or(FilterAnswer::Refused, verdict_of),
         }
     }
 
@@ -130,7 +130,7 @@ impl Filters {
     /// to make; -1, which is no call at all, where possible.
     pub fn harmless_call(&self, arguments: [u64; 6], behind: u64) -> i64 {
         let candidates = [-1, libc::SYS_getpid, libc::SYS_gettid, libc::SYS_sched_yield, libc::SYS_getuid];
-        let harmless = |number: &i64| self.judge(*number, arguments, behind) != Verdict::Refused;
+        let harmless = |number: &i64| self.judge(*number, arguments, behind) != FilterAnswer::Refused;
         candidates.into_iter().find(harmless).unwrap_or(-1)
     }
 
@@ -145,11 +145,11 @@ impl Filters {
     }
 }
 
-fn verdict_of(answer: u32) -> Verdict {
+fn verdict_of(answer: u32) -> FilterAnswer {
     match answer & ACTION {
-        RET_ALLOW | RET_LOG => Verdict::Allowed,
-        RET_ERRNO => Verdict::Fails(Errno::from_raw((answer & DATA).min(LARGEST_ERRNO) as i32)),
-        _ => Verdict::Refused,
+        RET_ALLOW | RET_LOG => FilterAnswer::Allowed,
+        RET_ERRNO => FilterAnswer::Fails(Errno::from_raw((answer & DATA).min(LARGEST_ERRNO) as i32)),
+        _ => FilterAnswer::Refused,
     }
 }
 
@@ -194,7 +194,10 @@ pub fn check(filters: &Filters, needed: &[NamedCall]) -> Result<(), String> {
     let refused = match filters {
         Filters::SameAsOurs => killed_for(),
         // The address 0 has no code, so that no filter makes an exception for it.
-        _ => needed.iter().find(|(_, number, a)| filters.judge(*number, *a, 0) != Verdict::Allowed).map(|call| call.0),
+        _ => needed
+            .iter()
+            .find(|(_, number, a)| filters.judge(*number, *a, 0) != FilterAnswer::Allowed)
+            .map(|call| call.0),
     };
     refused.map_or(Ok(()), |call| Err(refusal(call)))
 }

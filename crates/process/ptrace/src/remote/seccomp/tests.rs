@@ -136,19 +136,19 @@ fn what_the_kernel_does_not_let_in_is_no_answer() {
 fn the_strictest_filter_decides() {
     let returns = |value| vec![instruction(0x06, value)];
     let judge = |values: &[u32]| Filters::Known(values.iter().copied().map(returns).collect()).judge(1, [0; 6], 0);
-    assert_eq!(judge(&[RET_ALLOW, RET_LOG]), Verdict::Allowed);
-    assert_eq!(judge(&[RET_ALLOW, RET_ERRNO | 13, RET_LOG]), Verdict::Fails(Errno::EACCES));
+    assert_eq!(judge(&[RET_ALLOW, RET_LOG]), FilterAnswer::Allowed);
+    assert_eq!(judge(&[RET_ALLOW, RET_ERRNO | 13, RET_LOG]), FilterAnswer::Fails(Errno::EACCES));
     // Kills of the thread and of the process, SIGSYS, a supervisor, a tracer, and an unknown action.
     for refuses in [0, 0x8000_0000, 0x0003_0000, 0x7fc0_0000, 0x7ff0_0000, 0x1234_0000] {
-        assert_eq!(judge(&[RET_ALLOW, refuses]), Verdict::Refused, "{refuses:#x}");
+        assert_eq!(judge(&[RET_ALLOW, refuses]), FilterAnswer::Refused, "{refuses:#x}");
     }
     // An error is stricter than a supervisor and less strict than a kill.
-    assert_eq!(judge(&[0x7fc0_0000, RET_ERRNO | 1]), Verdict::Fails(Errno::EPERM));
-    assert_eq!(judge(&[0x8000_0000, RET_ERRNO | 1]), Verdict::Refused);
-    assert_eq!(Filters::None.judge(1, [0; 6], 0), Verdict::Allowed);
+    assert_eq!(judge(&[0x7fc0_0000, RET_ERRNO | 1]), FilterAnswer::Fails(Errno::EPERM));
+    assert_eq!(judge(&[0x8000_0000, RET_ERRNO | 1]), FilterAnswer::Refused);
+    assert_eq!(Filters::None.judge(1, [0; 6], 0), FilterAnswer::Allowed);
     // A filter that cannot be executed refuses, whatever the others return.
     let filters = Filters::Known(vec![returns(RET_ALLOW), Vec::new()]);
-    assert_eq!(filters.judge(1, [0; 6], 0), Verdict::Refused);
+    assert_eq!(filters.judge(1, [0; 6], 0), FilterAnswer::Refused);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn of_equal_actions_the_newest_filter_gives_the_error() {
         let filters = errors.map(fails_with);
         let asked = ask_kernel(&[&filters[0], &filters[1]], [0; 6]);
         let verdict = Filters::Known(filters.to_vec()).judge(i64::from(NO_CALL), [0; 6], 0);
-        assert_eq!((verdict, asked), (Verdict::Fails(Errno::from_raw(errors[1] as i32)), Some(errors[1] as i32)));
+        assert_eq!((verdict, asked), (FilterAnswer::Fails(Errno::from_raw(errors[1] as i32)), Some(errors[1] as i32)));
     }
 }
 
