@@ -193,10 +193,11 @@ fn lift(
         (plan, price) = options.affordable(planned);
         executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
     }
+    // Not while the setting is suspended: children that the program starts then lack it.
+    let huge_before = huge_before(pid, &seen, &plan, policy);
     if thp_is_suspended && let Err(error) = executor.suspend_thp_disable() {
         return Err(refused(executor, &error));
     }
-    let huge_before = huge_before(pid, &seen, &plan, policy);
     let space = &seen.process.space;
     let mut outcome = execute(&plan, space, &mut executor);
     // The program keeps mapping and unmapping memory while it is lifted, so only ranges with other mappings are compared.
