@@ -39,13 +39,16 @@ pub fn line(name: &str, report: &InPlaceReport) -> String {
     let of_read = |of: fn(&SegmentReport) -> u64| {
         report.segments.iter().filter(|segment| segment.huge_after.is_some()).map(of).sum::<u64>()
     };
-    let mut text = format!(
-        "{name}: {}: {} of {} on huge pages, {} before",
-        noun(report.memory),
-        format_bytes(of_read(|segment| segment.huge_after.unwrap_or(0))),
-        format_bytes(of_read(|segment| segment.data + segment.filled.unwrap_or(0))),
-        or_none(of_read(|segment| segment.huge_before))
-    );
+    let outcome = match report.segments.iter().any(|segment| segment.huge_after.is_some()) {
+        true => format!(
+            "{} of {} on huge pages, {} before",
+            format_bytes(of_read(|segment| segment.huge_after.unwrap_or(0))),
+            format_bytes(of_read(|segment| segment.data + segment.filled.unwrap_or(0))),
+            or_none(of_read(|segment| segment.huge_before))
+        ),
+        false => "not read after the lift".to_owned(),
+    };
+    let mut text = format!("{name}: {}: {outcome}", noun(report.memory));
     let filled = sum(|segment| segment.filled.unwrap_or(0));
     if filled > 0 {
         text += &format!("; {} of holes filled", format_bytes(filled));
@@ -76,7 +79,8 @@ pub fn line(name: &str, report: &InPlaceReport) -> String {
 }
 
 fn nothing(name: &str, report: &InPlaceReport) -> String {
-    format!("{name}: no {} that could hold a huge page", noun(report.memory))
+    let read = if report.skipped.is_empty() { "" } else { " was read" };
+    format!("{name}: no {} that could hold a huge page{read}", noun(report.memory))
 }
 
 /// Printed lines about one kind of memory of some processes.
@@ -311,7 +315,7 @@ mod tests {
         let one = InPlaceReport { skipped: vec![skipped], ..report(Vec::new()) };
         assert!(!one.is_complete());
         assert_eq!(left_alone_lines(&one), ["y[8]: no"]);
-        assert_eq!(plan("x[7]", &one), "x[7]: no shared memory that could hold a huge page\ny[8]: no\n");
+        assert_eq!(plan("x[7]", &one), "x[7]: no shared memory that could hold a huge page was read\ny[8]: no\n");
         let mut part = segment("", SegmentKind::Anonymous);
         part.left_alone = vec![LeftAlone { blocks: 0, fix: None, ..left("counted in part", false) }];
         assert_eq!(left_alone_lines(&report(vec![part])), ["shared anonymous memory: counted in part"]);
@@ -338,6 +342,8 @@ mod tests {
     #[test]
     fn memory_that_was_not_read_after_the_lift_is_not_counted() {
         let silent = SegmentReport { huge_after: None, ..segment("silent[8]", SegmentKind::Private) };
+        let alone = line("silent[8]", &report(vec![silent.clone()]));
+        assert!(alone.starts_with("silent[8]: shared memory: not read after the lift; "), "{alone}");
         let both = report(vec![segment("x[7]", SegmentKind::Private), silent]);
         assert!(line("x[7]", &both).contains(": 30.0 MiB of 32.0 MiB on huge pages, none before; "));
         let table = table(&both, Output::Error);
