@@ -16,6 +16,7 @@ use anyhow::{Context, bail};
 use health::Standing;
 use lift_plan::Plan;
 use linux::process_handle::ProcessHandle;
+use linux::written_file::is_standard_output;
 use options::Policy;
 use process_view::coverage::ProcessMemory;
 use process_view::{ObjectReader, ObservationError, OneByOne};
@@ -166,7 +167,7 @@ fn lift_memory<'a>(
 ) -> anyhow::Result<(InPlaceReport, Option<GrowingMemory<'a>>)> {
     if args.dry_run {
         let planned = plan_in_place(pids, options)?;
-        Output::Standard.print(&in_place::plan(&family_name(pids), &planned))?;
+        stream_of_plan(args).print(&in_place::plan(&family_name(pids), &planned))?;
         return Ok((planned, None));
     }
     let (lifted, growing) = Growing::begin(pids, options)?;
@@ -186,6 +187,12 @@ fn tell(pids: &[i32], lifted: &InPlaceReport, has_lifted: bool, told: &mut Told)
         say!("pagelift: {}", in_place::line(&family_name(pids), lifted));
     }
     told.left_alone(lifted).iter().for_each(|line| say!("pagelift: {line}"));
+}
+
+/// The stream for the text of a plan: standard error if the report goes to standard output.
+fn stream_of_plan(args: &AttachArgs) -> Output {
+    let is_taken = args.outcome.report.as_deref().is_some_and(is_standard_output);
+    if is_taken { Output::Error } else { Output::Standard }
 }
 
 fn family_name(pids: &[i32]) -> String {
@@ -214,7 +221,7 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, state: &mut State) -> a
     if args.dry_run {
         let plan = plan_attach(pid, &policy, reader)?;
         memory.spend(plan.makes_resident());
-        Output::Standard.print(&table::plan(&process_name(pid), &plan, None))?;
+        stream_of_plan(args).print(&table::plan(&process_name(pid), &plan, None))?;
         if let Some(path) = &args.outcome.report {
             let document = Inspection {
                 in_place: told.take().unwrap_or_default(),

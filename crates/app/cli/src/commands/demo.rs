@@ -75,7 +75,8 @@ struct DemoReport {
 pub fn run(args: &DemoArgs) -> Result<()> {
     let program = session::parts::find(PROGRAM)?;
     let machine = look_at_machine(Duration::from_millis(300));
-    let out = Output::Standard;
+    let is_taken = args.json.as_deref().is_some_and(is_standard_output);
+    let out = if is_taken { Output::Error } else { Output::Standard };
     write!(out, "{}", screen::opening(&machine, args.time.as_secs_f64()))?;
 
     let cpu = last_usable_cpu();

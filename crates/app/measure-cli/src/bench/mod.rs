@@ -21,6 +21,7 @@ use cli::exit::interruptions;
 use cli::output::Output;
 use confinement::Reads;
 use indicatif::{ProgressBar, ProgressStyle};
+use linux::written_file::is_standard_output;
 use measure::machine_check::look_at_machine;
 use measure::record::{Design, Header, Record};
 use measure::toggle::Per;
@@ -46,9 +47,12 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         (None, None, Some(server)) => servers::run(args, server)?,
         (None, None, None) => whole_runs(args)?,
     };
+    // The samples may be on the standard output.
+    let is_taken = args.output.as_deref().is_some_and(is_standard_output);
+    let out = if is_taken { Output::Error } else { Output::Standard };
     match args.json {
-        true => Output::Standard.print_whole(&text::json(&record)?)?,
-        false => Output::Standard.print(&text::answer(&record))?,
+        true => out.print_whole(&text::json(&record)?)?,
+        false => out.print(&text::answer(&record))?,
     }
     if let Some(why) = text::failure(&record) {
         bail!("{why}");
