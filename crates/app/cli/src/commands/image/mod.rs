@@ -291,7 +291,8 @@ fn collect(args: &GcArgs) -> anyhow::Result<()> {
     }
     if let Some(size) = args.size.filter(|&size| collected.kept_bytes > size) {
         let (kept, size) = (format_bytes(collected.kept_bytes), format_bytes(size));
-        writeln!(out, "note: the kept images take {kept}, more than {size}: processes map them")?;
+        let may = if collected.unanswered.is_empty() { "" } else { ", or may map them without answering" };
+        writeln!(out, "note: the kept images take {kept}, more than {size}: processes map them{may}")?;
     }
     if collected.withdrawn > 0 {
         let (images, would) = (counted(collected.withdrawn, "image"), if args.dry_run { "would be " } else { "" });
