@@ -190,6 +190,9 @@ fn report_on_standard_output(t: &Context) -> Result<()> {
     ensure!(several.ending == Ending::Exit(125) && several.stderr.contains("fix: --report FILE"), "{several:?}");
     watch(t, Program::named("start/relro_stays_read_only.c")?.command()?, |view| {
         let pid = view.pid.to_string();
+        let options = ["attach", "--dry-run", "--pages", "thp", "--report", "-", &pid];
+        let planned = document(t.run(t.pagelift(&options)?)?.success()?)?;
+        ensure!(planned["format"] == "pagelift-plan", "{planned}");
         let attached = document(t.run(t.pagelift(&["attach", "--pages", "thp", "--report", "-", &pid])?)?.success()?)?;
         ensure!(number(&attached, "pid")? == u64::from(view.pid), "{attached}");
         Ok(())
