@@ -170,15 +170,16 @@ int pagelift_collapse_heap(pagelift_report *report);
 /* Puts memory that the program has mapped itself on huge pages, in place: private anonymous memory, shared memory, and
  * mappings of files. For the rest the kernel uses huge pages from the first access on. Contents, addresses and protections
  * never change. Only whole huge pages of [address, address + length) count. Other threads continue, but must not unmap the
- * range, map over it or make it writable during the call. The call opens a file that the program has not open, and closes it:
- * until it returns, other threads must not take record locks (fcntl(2)) on that file.
+ * range, map over it or make it writable during the call. The call opens and closes a file that the program does not have
+ * open: until it returns, other threads must not take record locks (fcntl(2)) on that file.
  *
- * Place the memory first: a block of a file or of shared memory can be huge only if its address and its offset agree modulo
- * the huge page. mmap chooses such an address for large mappings on most kernels. If the message names a disagreement, map at
- * an aligned address with MAP_FIXED in a larger reserved range. Files need a file system with large folios (ext4 from Linux
- * 6.16, xfs, tmpfs), and a mapping that is shared, or private and read-only. Blocks in small pages of the page cache are read
- * again, unless another process maps them; before Linux 6.18 blocks that this process has accessed stay small. A mapping that
- * may be written is collapsed only if the kernel can do that in place: shared memory, and files from Linux 7.2 on.
+ * Place the memory first: a block of a file or of shared memory can be huge only if its address and its offset agree
+ * modulo the huge page. mmap chooses such an address for large mappings on most kernels. If the message names a
+ * disagreement, map at an aligned address with MAP_FIXED in a larger reserved range. Files need a file system with large
+ * folios (ext4 from Linux 6.16, xfs, erofs, tmpfs), and a mapping that is shared, or private and read-only. Blocks in
+ * small pages of the page cache are read again, unless another process maps them; before Linux 6.18 blocks that this
+ * process has accessed stay small. A mapping that may be written is collapsed only if the kernel can do that in place:
+ * shared memory, and files from Linux 7.2 on.
  *
  * The report: considered_bytes counts the whole huge pages, covered_bytes those that are huge now (file_bytes for shared
  * memory and files, thp_bytes for private anonymous memory), advised_bytes blocks without any page yet; message is the reason
@@ -186,7 +187,7 @@ int pagelift_collapse_heap(pagelift_report *report);
  * is, PAGELIFT_INVALID if the range is empty or not all mapped. */
 int pagelift_advise(void *address, size_t length, pagelift_report *report);
 
-/* What the kernel backs with huge pages now, of what was replaced. */
+/* Reports the replaced memory that the kernel backs with huge pages now. */
 int pagelift_query(pagelift_report *report);
 
 /* The text of a result; never NULL. */
