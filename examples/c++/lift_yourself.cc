@@ -1,4 +1,4 @@
-// A C++ program that lifts itself before main, looks at it, and gives everything back.
+// A C++ program that lifts itself before main, prints the result, and restores everything at its end.
 
 #include <pagelift.h>
 
@@ -9,10 +9,10 @@
 
 namespace {
 
-// Something worth lifting: 8 MiB of tables.
+// Memory to lift: 8 MiB of tables.
 std::uint64_t table[1024 * 1024] = {1};
 
-// Lifts the program for as long as it lives.
+// Lifts the program during its own lifetime.
 class Lifted {
 public:
     Lifted() : report_ PAGELIFT_REPORT_EMPTY
