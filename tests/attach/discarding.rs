@@ -81,7 +81,11 @@ fn status(t: &Context, session: &Session) -> Result<String> {
 /// `auto` takes the image, and discarded pages are read from the image again.
 fn from_an_image(t: &Context, words: &[&str]) -> Result<()> {
     let store = TestStore::of(t, "64M")?;
-    let mut command = t.lifted(&[], &program(words)?)?;
+    let program = program(words)?;
+    // Of a file as young as this, `auto` makes no image by itself.
+    let file = program.get_program().to_string_lossy().into_owned();
+    t.run(t.pagelift(&["image", "add", "--store", &store.text(), &file])?)?.success()?;
+    let mut command = t.lifted(&[], &program)?;
     command.env("PAGELIFT_STORE", &store.path);
     let mut session = begin(t, command)?;
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
