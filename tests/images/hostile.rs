@@ -300,6 +300,7 @@ fn taken_back(t: &Context) -> Result<()> {
     open(0o755)?;
     let image = store.add(t, &file)?;
     fs::set_permissions(&file, Permissions::from_mode(0o700))?;
+    aged(t, &file)?;
     by_lift()?;
     ensure!(!nobody_reads(t, &image.path)?, "an image from before can be read");
     Ok(())
