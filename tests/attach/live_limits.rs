@@ -3,11 +3,11 @@
 
 use address_space::Protection;
 use anyhow::{Context as _, Result, ensure};
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use test_support::{
     Context, Ending, Freezer, Kind, Need, Output, Program, Session, Setting, TestStore, View, check_lifted,
     check_unlifted, copy_program, default_huge_page, main_of, make_small, poll_until, process_field, source_of,
@@ -131,6 +131,8 @@ fn other_root(t: &Context) -> Result<()> {
     copy_program(t, &Program::named("start/static_pie.c")?.build()?, &root.join("program"))?;
     // `auto` would take the file itself before an image.
     make_small(&root.join("program"))?;
+    // It makes images by itself only of files that were written a day ago.
+    File::open(root.join("program"))?.set_modified(SystemTime::now() - Duration::from_secs(2 * 24 * 60 * 60))?;
     let mut chroot = Command::new("chroot");
     chroot.arg(&root).arg("/program");
     let session = t.session(chroot)?;
@@ -252,7 +254,7 @@ fn another_user(t: &Context) -> Result<()> {
     let mut attach = t.pagelift(&["attach", "--pages", "thp", &session.pid().to_string()])?;
     attach.uid(NOBODY).gid(NOBODY).current_dir("/");
     let attach = t.run(attach)?;
-    let fix = format!("run `sudo pagelift attach {}`", session.pid());
+    let fix = format!("fix: `sudo pagelift attach {}`", session.pid());
     ensure!(attach.ending == Ending::Exit(125) && attach.stderr.contains(&fix), "{}", attach.stderr);
     end(session)?;
     let mut command = program.command()?;
