@@ -67,7 +67,8 @@ main_processes() { systemctl show $SERVICES -p MainPID --value | xargs; }
 replace_programs() {
     for program in mariadbd redis-server postgresql/15/bin/postgres node; do
         file=$(readlink -f "$(ls -d /usr/sbin/$program /usr/bin/$program /usr/lib/$program 2>/dev/null | head -n 1)")
-        cp -p "$file" "$file.new" && echo upgraded >>"$file.new" && mv "$file.new" "$file" || return
+        # Packages keep the times of their files.
+        cp -p "$file" "$file.new" && echo upgraded >>"$file.new" && touch -r "$file" "$file.new" && mv "$file.new" "$file" || return
     done
 }
 # soon COMMAND...: succeeds within two minutes.
