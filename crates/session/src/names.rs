@@ -168,13 +168,23 @@ mod tests {
         assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(to).status().unwrap().success());
     }
 
+    /// Starts `sleep` and waits until it sleeps: the kernel sets the addresses of a program's arguments last.
+    fn asleep(program: &Path) -> std::process::Child {
+        let child = std::process::Command::new(program).arg("1000").spawn().unwrap();
+        let stat = format!("/proc/{}/stat", child.id());
+        while !std::fs::read_to_string(&stat).unwrap().rsplit_once(") ").unwrap().1.starts_with('S') {
+            std::thread::yield_now();
+        }
+        child
+    }
+
     #[test]
     fn an_upgrade_keeps_the_name_of_the_link() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("the-server"), folder.path().join("a-link"));
         copy_sleep(&file);
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        let mut child = std::process::Command::new(&link).arg("60").spawn().unwrap();
+        let mut child = asleep(&link);
         let pid = child.id().try_into().unwrap();
         let names = || (program_name(pid), runs_program(pid, "a-link"), Names::of(pid).are_of_file("the-server"));
         let before = names();
@@ -212,7 +222,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("server");
         copy_sleep(&file);
-        let mut child = std::process::Command::new(&file).arg("1000").spawn().unwrap();
+        let mut child = asleep(&file);
         let pid = child.id() as i32;
         std::fs::remove_file(&file).unwrap();
         assert!(runs_program(pid, "server") && !runs_program(pid, "sleep"));
