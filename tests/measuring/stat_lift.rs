@@ -218,6 +218,6 @@ fn probed(t: &Context, pid: &str) -> Result<()> {
 fn no_process(t: &Context) -> Result<()> {
     let output = t.run(t.pagelift(&["inspect", "--used", "/bin/ls"])?)?;
     ensure!(output.ending == Ending::Exit(125), "{output:?}");
-    ensure!(output.stderr.contains("/bin/ls is no process") && output.stdout.is_empty(), "{output:?}");
+    ensure!(output.stderr.contains("/bin/ls is not a process") && output.stdout.is_empty(), "{output:?}");
     Ok(())
 }
