@@ -1,6 +1,7 @@
 //! `pagelift bench`: does it pay?
 
 mod calm;
+mod recorded_lift;
 mod sequence;
 mod servers;
 mod switchers;

@@ -1,12 +1,11 @@
 //! The switchers of a live program for `bench --toggle`: a lift and its restore, or the user's own commands.
 
+use super::recorded_lift::recorded_lift;
 use bench::of_one_program;
 use bench::toggle::{Done, Switcher};
 use bench::work::shell as shell_command;
 use cli::commands::lift_switcher::{FoundLifted, LiftSwitcher, RetryLimit, Switched};
-use measure::record::Lift;
 use options::Policy;
-use session::LiftReport;
 use session::running::Attached;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -78,7 +77,7 @@ impl Switcher for Lifts {
             all.is_retried |= is_retried;
             covered += report.lift.covered_bytes;
             if pid == self.pid {
-                all.lift = lift_of(&report);
+                all.lift = Some(recorded_lift(&report));
             }
         }
         Ok(Done { covered: Some(covered), ..all })
@@ -100,16 +99,6 @@ impl Switcher for Lifts {
         refused.extend(self.find(FoundLifted::LeavePlain).err());
         if refused.is_empty() { Ok(all) } else { Err(refused.join("; ")) }
     }
-}
-
-/// The entry in the record: for an arm without a lift the reason.
-fn lift_of(report: &LiftReport) -> Option<Lift> {
-    let json = serde_json::to_string(report).ok()?;
-    let mut lift = Lift::from_report(&json).ok()?;
-    if report.lift.covered_bytes == 0 && lift.unlifted.is_none() {
-        lift.unlifted = report.lift.main_shortfall().map(|shortfall| shortfall.reason.with_fix());
-    }
-    Some(lift)
 }
 
 /// Runs the user's commands.

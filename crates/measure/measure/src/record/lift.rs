@@ -84,6 +84,19 @@ pub struct NotLifted {
     pub fix: Option<String>,
 }
 
+impl NotLifted {
+    /// Bytes of a range's edge, which fills no huge page. `merging_helps`: the option `--edges merge-read-only` would
+    /// cover the edge.
+    pub fn edge(object: String, kinds: Vec<String>, bytes: u64, merging_helps: bool) -> Self {
+        let fix = match merging_helps {
+            true => "--edges merge-read-only",
+            false => "relink it with segments aligned to huge pages",
+        };
+        let reason = "an edge that fills no huge page".to_owned();
+        Self { object, kinds, bytes, reason, fix: Some(fix.to_owned()) }
+    }
+}
+
 impl Lift {
     /// Reads the essential of a report that `pagelift run --report` has written.
     ///
@@ -126,8 +139,17 @@ impl Lift {
             && self.not_lifted.iter().all(|not| not.kinds.len() <= MOST_ENTRIES)
     }
 
-    /// Keeps the largest of each list.
-    fn bounded(mut self) -> Self {
+    /// Joins the entries of memory that stays on base pages if they differ only in their bytes, and keeps the largest
+    /// entries of each list.
+    #[must_use]
+    pub fn condensed(mut self) -> Self {
+        let mut joined: BTreeMap<_, u64> = BTreeMap::new();
+        for NotLifted { object, kinds, bytes, reason, fix } in self.not_lifted {
+            let sum = joined.entry((object, kinds, reason, fix)).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+        let entry = |((object, kinds, reason, fix), bytes)| NotLifted { object, kinds, bytes, reason, fix };
+        self.not_lifted = joined.into_iter().map(entry).collect();
         let all = self.ranges.len() + self.not_lifted.len();
         self.ranges.sort_by_key(|range| std::cmp::Reverse(range.bytes));
         self.ranges.truncate(MOST_ENTRIES);
@@ -202,44 +224,32 @@ struct ReportedEdge {
     cure: String,
 }
 
-/// The reason of every edge.
-const EDGE: &str = "an edge that fills no huge page";
-
-impl ReportedEdge {
-    fn fix(&self) -> &'static str {
-        match self.cure.as_str() {
-            "merge-read-only" => "--edges merge-read-only",
-            _ => "relink it with segments aligned to huge pages",
-        }
-    }
-}
-
 fn sum<'a>(ranges: impl IntoIterator<Item = &'a Addresses>) -> u64 {
     ranges.into_iter().fold(0, |sum, range| sum.saturating_add(range.bytes()))
 }
 
 impl From<Report> for Lift {
     fn from(report: Report) -> Self {
-        // One entry for each object, kind, reason and fix.
-        let mut not_lifted: BTreeMap<(String, Vec<String>, String, Option<String>), u64> = BTreeMap::new();
-        let mut add = |object: &str, kinds: &[String], reason: &str, fix: Option<&str>, bytes: u64| {
-            let fix = fix.or_else(|| report.fixes.get(reason).map(String::as_str)).map(str::to_owned);
-            let sum = not_lifted.entry((object.to_owned(), kinds.to_vec(), reason.to_owned(), fix)).or_default();
-            *sum = sum.saturating_add(bytes);
+        let fix = |reason: &str| report.fixes.get(reason).cloned();
+        let not_lifted = |object: &str, kinds: &[String], reason: &str, bytes| NotLifted {
+            object: object.to_owned(),
+            kinds: kinds.to_vec(),
+            bytes,
+            reason: reason.to_owned(),
+            fix: fix(reason),
         };
-        for refusal in &report.refusals {
-            add(&refusal.object, &refusal.kinds, &refusal.reason, None, refusal.range.bytes());
-        }
-        for edge in &report.edges {
-            add(&edge.object, &edge.kinds, EDGE, Some(edge.fix()), edge.range.bytes());
-        }
-        for range in &report.ranges {
-            for part in &range.uncovered {
-                add(&range.object, &range.kinds, &part.reason, None, part.range.bytes());
-            }
-        }
-        let entry = |((object, kinds, reason, fix), bytes)| NotLifted { object, kinds, bytes, reason, fix };
-        let not_lifted = not_lifted.into_iter().map(entry).collect();
+        let of_refusal =
+            |part: &ReportedRefusal| not_lifted(&part.object, &part.kinds, &part.reason, part.range.bytes());
+        let of_edge = |edge: &ReportedEdge| {
+            NotLifted::edge(edge.object.clone(), edge.kinds.clone(), edge.range.bytes(), edge.cure == "merge-read-only")
+        };
+        let of_range = |range: &ReportedRange| {
+            let of_part =
+                |part: &ReportedUncovered| not_lifted(&range.object, &range.kinds, &part.reason, part.range.bytes());
+            range.uncovered.iter().map(of_part).collect::<Vec<_>>()
+        };
+        let refused = report.refusals.iter().map(of_refusal).chain(report.edges.iter().map(of_edge));
+        let not_lifted = refused.chain(report.ranges.iter().flat_map(of_range)).collect();
         let mut ranges: Vec<LiftedRange> = report.ranges.into_iter().map(LiftedRange::from).collect();
         for failed in ranges.iter_mut().flat_map(|range| &mut range.failed) {
             failed.fix = report.fixes.get(&failed.reason).cloned();
@@ -255,7 +265,7 @@ impl From<Report> for Lift {
             not_lifted,
             left_out: 0,
         }
-        .bounded()
+        .condensed()
     }
 }
 
