@@ -65,6 +65,13 @@ impl LoadedObject {
         (!range.is_empty()).then_some(range)
     }
 
+    /// True if something is mapped at the start of each segment. An ELF file that is mapped as plain data, by a debugger
+    /// for example, is not a loaded object.
+    pub fn is_whole(&self, space: &AddressSpace) -> bool {
+        let segments = self.image.segments.iter().filter(|segment| !segment.memory.is_empty());
+        segments.into_iter().all(|segment| space.find(segment.memory.shifted(self.bias).start()).is_some())
+    }
+
     /// Where the process enters the image.
     pub fn entry(&self) -> Address {
         self.image.entry + self.bias

@@ -16,7 +16,8 @@ pub fn register_at_start() {
     #[cfg(feature = "preload")]
     let is_first = crate::loaded::was_loaded_at_start();
     #[cfg(not(feature = "preload"))]
-    let is_first = crate::auxiliary::Auxiliary::read().is_some_and(|auxiliary| auxiliary.linker.is_none());
+    let is_first =
+        crate::auxiliary::Auxiliary::read().is_some_and(|auxiliary| auxiliary.vector.dynamic_linker().is_none());
     crate::fork_guard::note_registered(is_first);
 }
 

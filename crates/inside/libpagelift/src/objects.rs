@@ -4,7 +4,8 @@
 use crate::auxiliary::Auxiliary;
 use crate::files;
 use address_space::{
-    Address, AddressRange, AddressSpace, ElfImage, FileKey, LoadedObject, ObjectRole, PageSize, bias_of, file_groups,
+    AddressRange, AddressSpace, ElfImage, FileKey, LoadedObject, ObjectRole, PageSize, assign_roles, bias_of,
+    drop_images, file_groups,
 };
 use alloc::boxed::Box;
 use alloc::vec;
@@ -18,7 +19,10 @@ pub fn objects_of(space: &AddressSpace, auxiliary: &Auxiliary) -> Vec<LoadedObje
     for (key, mappings) in file_groups(space) {
         objects.extend(objects_in(space, &key, &mappings, auxiliary.base_page));
     }
-    assign_roles(&mut objects, auxiliary);
+    let executed = auxiliary.vector.program_headers().or(auxiliary.vector.entry());
+    let executed = objects.iter().position(|object| executed.is_some_and(|at| object.extent().contains(at)));
+    assign_roles(&mut objects, executed, &auxiliary.vector, auxiliary.base_page);
+    drop_images(&mut objects, space, auxiliary.base_page);
     objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
     objects
 }
@@ -31,34 +35,7 @@ fn objects_in(space: &AddressSpace, key: &FileKey, mappings: &[usize], base_page
     let object =
         |bias| LoadedObject { path: key.path.clone(), role: ObjectRole::SharedObject, bias, image: image.clone() };
     let biases = bias_of(&image, space, mappings, base_page).into_iter();
-    biases.map(object).filter(|object| is_whole(object, space)).collect()
-}
-
-/// True if something is mapped at this bias for every segment of the image. An ELF file that is mapped as plain data is
-/// not a loaded object.
-fn is_whole(object: &LoadedObject, space: &AddressSpace) -> bool {
-    let segments = object.image.segments.iter().filter(|segment| !segment.memory.is_empty());
-    segments.into_iter().all(|segment| space.find(segment.memory.shifted(object.bias).start()).is_some())
-}
-
-fn assign_roles(objects: &mut [LoadedObject], auxiliary: &Auxiliary) {
-    let holds = |object: &LoadedObject, at: Option<Address>| at.is_some_and(|at| object.extent().contains(at));
-    for object in objects.iter_mut().filter(|object| holds(object, auxiliary.linker)) {
-        object.role = ObjectRole::DynamicLinker;
-    }
-    let Some(executed) = objects.iter().position(|object| holds(object, auxiliary.headers.or(auxiliary.entry))) else {
-        return;
-    };
-    // In a program started as `ld.so PROGRAM` the executed file is the dynamic linker.
-    if auxiliary.linker.is_none() && objects[executed].image.is_dynamic_linker() {
-        objects[executed].role = ObjectRole::DynamicLinker;
-        let asks = |o: &LoadedObject| o.image.interpreter.is_some() && o.image.soname.is_none();
-        if let Some(program) = objects.iter_mut().find(|o| o.role == ObjectRole::SharedObject && asks(o)) {
-            program.role = ObjectRole::Executable;
-        }
-    } else {
-        objects[executed].role = ObjectRole::Executable;
-    }
+    biases.map(object).filter(|object| object.is_whole(space)).collect()
 }
 
 #[cfg(feature = "preload")]
@@ -81,7 +58,7 @@ fn started_by() -> Option<alloc::string::String> {
         let status = linux_raw::status_of(file.descriptor()).ok()?;
         Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
     };
-    let address = Auxiliary::read()?.started_by?;
+    let address = Auxiliary::read()?.vector.executed_path()?;
     // SAFETY:
     // - the kernel has put a string that ends with NUL there, beside the stack, where it stays.
     let path = unsafe { core::ffi::CStr::from_ptr(address.0 as *const core::ffi::c_char) };
@@ -150,5 +127,36 @@ impl<'a> ReadRef<'a> for &'a FileInMemory<'_> {
         let bytes = self.read_bytes_at(range.start, range.end.checked_sub(range.start).ok_or(())?)?;
         let end = bytes.iter().position(|byte| *byte == delimiter).ok_or(())?;
         Ok(&bytes[..end])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::own_space;
+    use address_space::{Mapping, MappingName};
+
+    /// As a lift leaves it that is killed, or a program that maps its own file; an image is such a copy, too.
+    #[test]
+    fn a_copy_of_a_file_without_its_data_is_no_object() {
+        /// From this program to free addresses.
+        const DISTANCE: u64 = 0x1000_0000_0000;
+        let (auxiliary, space) = (Auxiliary::read().unwrap(), own_space().unwrap());
+        let objects = objects_of(&space, &auxiliary);
+        let program = objects.iter().find(|object| object.role == ObjectRole::Executable).unwrap();
+        let pages = |memory: AddressRange| memory.widened(auxiliary.base_page).shifted(program.bias);
+        let data: Vec<_> =
+            program.image.segments.iter().filter(|s| s.protection.write).map(|s| pages(s.memory)).collect();
+        let copied = |mapping: &Mapping| {
+            let name = match data.iter().any(|data| data.overlaps(mapping.range)) {
+                true => MappingName::Anonymous,
+                false => mapping.name.clone(),
+            };
+            Mapping { range: mapping.range.shifted(DISTANCE), name, ..mapping.clone() }
+        };
+        let of_program = space.overlapping(pages(program.image.extent())).iter().map(copied);
+        let mut mappings: Vec<Mapping> = space.mappings().iter().cloned().chain(of_program).collect();
+        mappings.sort_by_key(|mapping| mapping.range.start());
+        assert_eq!(objects_of(&AddressSpace::from_mappings(mappings), &auxiliary), objects);
     }
 }

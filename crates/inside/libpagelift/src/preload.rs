@@ -116,7 +116,8 @@ fn tell(report: &LiftReport, verbose: bool, more: &str) {
 fn asked_for() -> Option<String> {
     let environment = files::bytes(c"/proc/self/environ").ok()?;
     let value = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"PAGELIFT="))?;
-    if Auxiliary::read()?.may_be_privileged {
+    // A program without the entry may be privileged.
+    if Auxiliary::read()?.vector.is_privileged() != Some(false) {
         return None;
     }
     core::str::from_utf8(value).ok().map(String::from)

@@ -2,7 +2,7 @@
 
 use crate::coverage::parts_shown;
 use crate::perf_map::{NamedObject, render};
-use crate::{roles, symbols};
+use crate::symbols;
 use address_space::{AddressRange, AddressSpace, ElfImage, LoadedObject, ObjectRole, PageSize, RangeSet};
 use linux::bounded::PERF_MAP;
 
@@ -27,7 +27,7 @@ pub fn read_symbols(bytes: &[u8], range: AddressRange) -> usize {
 /// Compares an image at `bias` with the mappings of a process, as [`crate::load_objects`] and [`crate::Coverage`] do.
 pub fn place(image: &ElfImage, bias: u64, space: &AddressSpace, base_page: PageSize) {
     let object = loaded(image, bias);
-    if roles::is_whole(&object, space) {
+    if object.is_whole(space) {
         space.mappings().iter().for_each(|mapping| parts_shown(&object, base_page, mapping));
     }
 }

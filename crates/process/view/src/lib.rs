@@ -24,7 +24,6 @@ pub mod perf_map;
 mod process_files;
 mod process_memory;
 mod rights;
-mod roles;
 mod served;
 pub mod symbols;
 mod tree;

@@ -5,10 +5,10 @@ use crate::link_map::{self, LinkedObject};
 use crate::mapped_file::{Opener, Unreadable};
 use crate::opening::{MappedFile, open_regular};
 use crate::process_memory::ProcessMemoryFile;
-use crate::{AuxiliaryVector, FileIdentity, ObservationError, ProcessFiles, roles};
+use crate::{AuxiliaryVector, FileIdentity, ObservationError, ProcessFiles};
 use address_space::{
     AddressSpace, ElfError, ElfImage, FileKey, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, PageSize,
-    bias_of, file_groups,
+    assign_roles, bias_of, drop_images, file_groups,
 };
 use linux::bounded::{Budget, ELF_HEADERS, ELF_IMAGES};
 use object::ReadCache;
@@ -128,7 +128,7 @@ impl ObjectReader {
         let executable = executable
             .or_else(|| found.objects.iter().position(by_entry))
             .or_else(|| self.executed_without_mappings(&opener, &auxiliary, space, &mut found));
-        roles::assign(&mut found.objects, executable, &auxiliary, base_page);
+        assign_roles(&mut found.objects, executable, &auxiliary, base_page);
         drop_images(&mut found.objects, space, base_page);
         self.take_linked(&opener, space, &mut found);
         found.objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
@@ -169,7 +169,7 @@ impl ObjectReader {
                 bias,
                 image: image.clone(),
             })
-            .filter(|object| roles::is_whole(object, group.space))
+            .filter(|object| object.is_whole(group.space))
             .collect();
         if loaded.is_empty() && executable {
             refuse(NotUnderstoodReason::DoesNotFit);
@@ -225,7 +225,7 @@ impl ObjectReader {
             let Ok(image) = self.parse(&file) else { continue };
             let object = LoadedObject { path, role: ObjectRole::SharedObject, bias, image };
             let taken = found.objects.iter().any(|other| other.extent().overlaps(object.extent()));
-            if !taken && roles::is_whole(&object, space) && link_map::is_in_memory(&file, &object, &memory) {
+            if !taken && object.is_whole(space) && link_map::is_in_memory(&file, &object, &memory) {
                 found.objects.push(object);
             }
         }
@@ -248,42 +248,11 @@ impl ObjectReader {
         let bias = by_headers.or(by_entry)?;
         let object = LoadedObject { path, role: ObjectRole::Executable, bias, image };
         let taken = found.objects.iter().any(|other| other.extent().overlaps(object.extent()));
-        (!taken && roles::is_whole(&object, space)).then(|| {
+        (!taken && object.is_whole(space)).then(|| {
             found.objects.push(object);
             found.objects.len() - 1
         })
     }
-}
-
-/// Drops images: copies of an object's file that show its read-only ranges in its own place. An image is the one of two
-/// overlapping objects that has no mapping of its file at the other's writable segments. An image can also be apart from the
-/// object of the same file: a copy that a killed lift has left, or a mapping that the program has made.
-fn drop_images(objects: &mut Vec<LoadedObject>, space: &AddressSpace, base_page: PageSize) {
-    let has_data = |object: &LoadedObject| {
-        let mut writable = object.image.segments.iter().filter(|segment| segment.protection.write);
-        writable.any(|segment| {
-            let pages = segment.memory.widened(base_page).shifted(object.bias);
-            let offset = segment.offset & !(base_page.bytes() - 1);
-            // The mapping must show this part of the file: another lift may have left a copy at these addresses.
-            let is_there =
-                |m: &Mapping| m.range.start().0.wrapping_sub(m.offset) == pages.start().0.wrapping_sub(offset);
-            let is_of_file = |m: &Mapping| !m.shared && m.path() == Some(object.path.as_str());
-            space.overlapping(pages).iter().any(|m| is_of_file(m) && is_there(m))
-        })
-    };
-    let is_real = |object: &LoadedObject| object.role == ObjectRole::Executable || has_data(object);
-    let real: Vec<bool> = objects.iter().map(is_real).collect();
-    let image_of_another = |index: usize| {
-        let object = &objects[index];
-        let has_writable = object.image.segments.iter().any(|segment| segment.protection.write);
-        let is_same_file = |other: &LoadedObject| other.path == object.path && other.image == object.image;
-        let shows =
-            |other: &LoadedObject| other.extent().overlaps(object.extent()) || has_writable && is_same_file(other);
-        !real[index] && (0..objects.len()).any(|other| real[other] && shows(&objects[other]))
-    };
-    let images: Vec<bool> = (0..objects.len()).map(image_of_another).collect();
-    let mut image = images.into_iter();
-    objects.retain(|_| !image.next().unwrap_or(false));
 }
 
 /// True if memory without a file is outside of all objects and looks like a lifted part: on pages of the pool,
@@ -342,23 +311,5 @@ impl ExecutedFile {
 
     fn is(&self, key: &FileKey) -> bool {
         self.identity.inode == key.inode && self.path == key.path
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// As a lift leaves it that is killed while it puts the text back.
-    #[test]
-    fn a_copy_of_a_file_without_its_data_is_no_object() {
-        let path = std::env::current_exe().unwrap();
-        let image = ElfImage::parse(&*fs::read(&path).unwrap()).unwrap();
-        let object = |role, bias| LoadedObject { path: path.display().to_string(), role, bias, image: image.clone() };
-        let program = object(ObjectRole::Executable, 0x5500_0000_0000);
-        let other = LoadedObject { path: "/another".into(), ..object(ObjectRole::SharedObject, 0x7fcc_0000_0000) };
-        let mut objects = vec![program.clone(), object(ObjectRole::SharedObject, 0x7fcd_0000_0000), other.clone()];
-        drop_images(&mut objects, &AddressSpace::parse("").unwrap(), linux::pages::base_page());
-        assert_eq!(objects, [program, other]);
     }
 }

@@ -1,13 +1,12 @@
 //! Determines which object of a process is the program and which the dynamic linker.
 
-use crate::AuxiliaryVector;
-use address_space::{Address, AddressSpace, ElfKind, LoadedObject, ObjectRole, PageSize};
+use crate::{Address, AuxiliaryVector, ElfKind, LoadedObject, ObjectRole, PageSize};
 
-/// Gives each object its role. `executable` is the index of the file that was executed (`/proc/PID/exe`).
+/// Gives each object its role. `executable` is the index of the object that was executed.
 ///
 /// A program started as `ld.so PROGRAM` has the dynamic linker for its executed file; there the executable is the
 /// mapped image that asks for a dynamic linker and can be entered.
-pub(crate) fn assign(
+pub fn assign_roles(
     objects: &mut [LoadedObject],
     executable: Option<usize>,
     auxiliary: &AuxiliaryVector,
@@ -48,19 +47,10 @@ fn program_of_linker(objects: &[LoadedObject], linker: usize) -> Option<usize> {
     })
 }
 
-/// True where every segment of the image has something mapped at this bias: an ELF file mapped as plain data, by a
-/// debugger for example, is not a loaded object.
-pub(crate) fn is_whole(object: &LoadedObject, space: &AddressSpace) -> bool {
-    object.image.segments.iter().filter(|s| !s.memory.is_empty()).all(|segment| {
-        let memory = segment.memory.shifted(object.bias);
-        space.find(memory.start()).is_some()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use address_space::ElfImage;
+    use crate::ElfImage;
 
     fn object(path: &str, bias: u64, interpreter: Option<&str>, soname: Option<&str>) -> LoadedObject {
         LoadedObject {
@@ -94,7 +84,7 @@ mod tests {
     #[test]
     fn the_program_behind_a_linker_is_found() {
         let mut objects = started_by_linker();
-        assign(&mut objects, Some(2), &AuxiliaryVector::default(), PageSize::new(4096).unwrap());
+        assign_roles(&mut objects, Some(2), &AuxiliaryVector::default(), PageSize::new(4096).unwrap());
         let roles: Vec<_> = objects.iter().map(|o| o.role).collect();
         assert_eq!(roles, [ObjectRole::SharedObject, ObjectRole::Executable, ObjectRole::DynamicLinker]);
     }
@@ -102,15 +92,15 @@ mod tests {
     #[test]
     fn a_linker_alone_is_still_the_linker() {
         let mut objects = started_by_linker().split_off(2);
-        assign(&mut objects, Some(0), &AuxiliaryVector::default(), PageSize::new(4096).unwrap());
+        assign_roles(&mut objects, Some(0), &AuxiliaryVector::default(), PageSize::new(4096).unwrap());
         assert_eq!(objects[0].role, ObjectRole::DynamicLinker);
     }
 
     #[test]
     fn the_kernel_names_the_linker_of_an_ordinary_program() {
         let mut objects = started_by_linker();
-        let words: Vec<u8> = [libc::AT_BASE, 0x9000].iter().flat_map(|w| w.to_ne_bytes()).collect();
-        assign(&mut objects, Some(1), &AuxiliaryVector::parse(&words), PageSize::new(4096).unwrap());
+        let words: Vec<u8> = [7_u64, 0x9000].iter().flat_map(|w| w.to_ne_bytes()).collect();
+        assign_roles(&mut objects, Some(1), &AuxiliaryVector::parse(&words), PageSize::new(4096).unwrap());
         let roles: Vec<_> = objects.iter().map(|o| o.role).collect();
         assert_eq!(roles, [ObjectRole::SharedObject, ObjectRole::Executable, ObjectRole::DynamicLinker]);
     }
