@@ -1,9 +1,10 @@
 //! Finds the state of this process's files in the page cache: maps each once more, at addresses that agree with
 //! offsets, touches it, and asks the kernel which parts it maps by huge pages.
 
-use crate::files::{File, c_path, program};
+use crate::files::File;
+use crate::mapped_file::MappedFile;
 use crate::pagemap::Pagemap;
-use address_space::{Address, AddressRange, LoadedObject, Mapping, ObjectRole, PageSize, RangeSet};
+use address_space::{Address, AddressRange, LoadedObject, Mapping, PageSize, RangeSet};
 use alloc::vec::Vec;
 use core::ops::Range;
 use lift_plan::{CachedFile, MachineFacts, Policy, ProcessFacts};
@@ -25,9 +26,9 @@ pub fn look(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> 
         let congruent: Vec<_> =
             mappings.into_iter().filter(|m| m.range.start().0 % size.bytes() == m.offset % size.bytes()).collect();
         if !congruent.is_empty() {
-            let Some(huge) = huge_parts_of(object, &congruent, size, machine.base_page, &pagemap) else { continue };
-            cached.huge = huge;
-            cached.own_path = Some(object.path.clone());
+            let Some(file) = MappedFile::open(&process.space, object) else { continue };
+            let Some(huge) = huge_parts_of(&file, &congruent, size, machine.base_page, &pagemap) else { continue };
+            (cached.huge, cached.own_path) = (huge, Some(file.path));
         }
         for mapping in congruent.iter().filter(|_| !cached.huge.is_empty()) {
             let own = pagemap.changed(mapping.range).unwrap_or_else(|_| RangeSet::from_iter([mapping.range]));
@@ -47,32 +48,23 @@ fn mappings_of<'a>(object: &LoadedObject, process: &'a ProcessFacts, size: PageS
     mappings.iter().filter(of_path).filter(same).filter(|m| !m.range.whole_pages(size).is_empty()).collect()
 }
 
-/// The parts of an object's file in huge folios; `None` where the file cannot be opened, or is another by now.
+/// The parts of a mapped file in huge folios; `None` if they are unknown.
 fn huge_parts_of(
-    object: &LoadedObject,
+    file: &MappedFile,
     mappings: &[&Mapping],
     size: PageSize,
     base_page: PageSize,
     pagemap: &Pagemap,
 ) -> Option<Vec<Range<u64>>> {
-    let file = match object.role {
-        ObjectRole::Executable => program::open(),
-        _ => File::open(&c_path(&object.path)?),
-    };
-    let file = file.ok()?;
-    let status = linux_raw::status_of(file.descriptor()).ok()?;
-    if status.stx_ino != mappings.first()?.inode {
-        return None;
-    }
     let start = mappings.iter().map(|m| m.offset).min()?.checked_next_multiple_of(size.bytes())?;
-    let end = mappings.iter().map(|m| m.offset.saturating_add(m.range.len())).max()?.min(status.stx_size);
+    let end = mappings.iter().map(|m| m.offset.saturating_add(m.range.len())).max()?.min(file.size);
     let end = end - end % size.bytes();
     if start >= end {
         return Some(Vec::new());
     }
-    let probe = Probe::new(&file, start, end - start, size).ok()?;
+    let probe = Probe::new(&file.file, start, end - start, size).ok()?;
     let offset = |at: Address| start + (at - probe.range.start());
-    let is_cached = cached_blocks(&file, start..end, size, base_page);
+    let is_cached = cached_blocks(&file.file, start..end, size, base_page);
     for block in probe.range.pages(size).filter(|block| is_cached(offset(block.start()))) {
         probe.touch(AddressRange::sized(block.start(), base_page.bytes()));
     }

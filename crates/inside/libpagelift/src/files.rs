@@ -90,12 +90,13 @@ pub mod program {
     use core::ffi::CStr;
     use linux_raw::Errno;
 
-    /// The executable, opened for reading.
+    /// The executable, opened for reading, and the path that leads to it even if the file has been replaced.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn open() -> Result<File, Errno> {
-        File::open(c"/proc/self/exe").or_else(|_| File::open(c"/proc/thread-self/exe"))
+    pub fn open() -> Result<(File, &'static str), Errno> {
+        let open = |path: &'static CStr| Ok((File::open(path)?, path.to_str().unwrap_or_default()));
+        open(c"/proc/self/exe").or_else(|_| open(c"/proc/thread-self/exe"))
     }
 
     /// The executable's path; it ends in ` (deleted)` where the file has been removed.

@@ -35,6 +35,7 @@ mod live_restrictions;
 mod loaded;
 mod look;
 mod machine;
+mod mapped_file;
 #[cfg(feature = "freestanding")]
 mod memory_functions;
 mod objects;

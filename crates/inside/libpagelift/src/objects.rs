@@ -63,7 +63,7 @@ fn started_by() -> Option<alloc::string::String> {
     // - the kernel has put a string that ends with NUL there, beside the stack, where it stays.
     let path = unsafe { core::ffi::CStr::from_ptr(address.0 as *const core::ffi::c_char) };
     let found = identity(files::File::open(path).ok()?)?;
-    let is_own = identity(files::program::open().ok()?) == Some(found);
+    let is_own = identity(files::program::open().ok()?.0) == Some(found);
     path.to_str().ok().filter(|_| is_own).map(alloc::string::String::from)
 }
 

@@ -1,9 +1,10 @@
 //! Looks for what must not be copied in this process: breakpoints and uprobes in its code, and semaphores of USDT probes in
 //! its data.
 
-use crate::files::{File, c_path};
+use crate::files::File;
+use crate::mapped_file::MappedFile;
 use crate::pagemap::Pagemap;
-use address_space::{Address, AddressRange, LoadedObject, ObjectRole, RangeSet, semaphores};
+use address_space::{Address, AddressRange, LoadedObject, RangeSet, semaphores};
 use alloc::vec;
 use alloc::vec::Vec;
 use lift_plan::{CodeReader, MachineFacts, Policy, ProcessFacts, probed_pages, semaphores_in};
@@ -24,7 +25,8 @@ struct OwnCode<'a> {
 impl OwnCode<'_> {
     fn file_of(&mut self, object: &LoadedObject) -> Option<&File> {
         if self.file.as_ref().is_none_or(|(bias, _)| *bias != object.bias) {
-            self.file = Some((object.bias, file_of(self.process, object)));
+            let file = MappedFile::open(&self.process.space, object).map(|mapped| mapped.file);
+            self.file = Some((object.bias, file));
         }
         self.file.as_ref()?.1.as_ref()
     }
@@ -51,7 +53,9 @@ pub fn find(process: &mut ProcessFacts, machine: &MachineFacts, policy: &Policy)
     let mut left = MOST_NOTE_BYTES;
     process.semaphores = semaphores_in(process, machine, policy, |object| {
         // A tracer has to open the file, too.
-        let Some(file) = file_of(process, object) else { return Some(RangeSet::new()) };
+        let Some(MappedFile { file, .. }) = MappedFile::open(&process.space, object) else {
+            return Some(RangeSet::new());
+        };
         semaphores(&object.image, |offset, length| {
             left = left.checked_sub(length)?;
             let mut bytes: Vec<u8> = vec![0; usize::try_from(length).ok()?];
@@ -59,19 +63,6 @@ pub fn find(process: &mut ProcessFacts, machine: &MachineFacts, policy: &Policy)
             Some(bytes)
         })
     });
-}
-
-/// The file that this process has mapped for an object; `None` where it cannot be opened or has been replaced.
-fn file_of(process: &ProcessFacts, object: &LoadedObject) -> Option<File> {
-    let mappings = process.space.mappings().iter();
-    let mapping = mappings.into_iter().find(|m| !m.shared && m.path() == Some(object.path.as_str()))?;
-    let file = match object.role {
-        ObjectRole::Executable => crate::files::program::open(),
-        _ => File::open(&c_path(&object.path)?),
-    };
-    let file = file.ok()?;
-    let inode = linux_raw::status_of(file.descriptor()).ok()?.stx_ino;
-    (inode == mapping.inode).then_some(file)
 }
 
 fn read(file: &File, offset: u64, into: &mut [u8]) -> Option<()> {
