@@ -97,10 +97,9 @@ pub fn look(
             _ if Instant::now() >= until => file.shortfall = why("there was no time to read it".to_owned()),
             Ok(Some((opened, identity))) if identity.inode == inode => {
                 let effort = effort_in_place(how);
-                let (huge, shortfall, held) =
-                    prepare_mapped(&opened, Path::new(path), offsets.clone(), size, effort, available);
-                (file.huge, file.shortfall) = (huge, shortfall);
-                found.held.push(held);
+                let prepared = prepare_mapped(&opened, Path::new(path), offsets.clone(), size, effort, available);
+                (file.huge, file.shortfall) = (prepared.huge, prepared.shortfall);
+                found.held.push(prepared.held);
                 let counted = cached_pages(&opened, offsets).ok();
                 cached = counted.map(|pages| pages.cached.saturating_mul(base_page().bytes()));
             }

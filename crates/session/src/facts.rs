@@ -7,10 +7,10 @@ use crate::images::{self, Known, MissingImages};
 use crate::probes;
 use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, ObjectRole, PageSize, RangeSet};
 use lift_plan::{
-    Kind, MachineFacts, Method, Part, Plan, Policy, ProcessFacts, ThpMode, plan, plan_files, special_mappings,
+    Kind, MachineFacts, Method, Part, Plan, Policy, Probes, ProcessFacts, ThpMode, plan, plan_files, special_mappings,
 };
 use linux::pagemap::Pagemap;
-use machine_facts::{System, base_page, placed_mappings, system_thp};
+use machine_facts::{CachedFiles, System, base_page, placed_mappings, system_thp, touched_memory};
 use options::{Kinds, Prepare};
 use process_view::{LoadedObjects, NotUnderstood, ObjectReader, ProcessFiles};
 use ptrace::EntryStop;
@@ -159,17 +159,19 @@ fn plan_seen(
     (known, known_file): (Known, Option<&KnownFile>),
     found: impl FnOnce(&ProcessFacts),
 ) -> Result<(Seen, Plan), SessionError> {
-    let machine = &with_room_for_the_program(machine, &seen.process);
+    let machine = &machine.with_room_for(&seen.process);
     // It is not known yet which ranges only images or files can show.
     let shows_only = policy.pages.only_shows();
     let first = if shows_only { Plan::default() } else { plan(&seen.process, machine, policy) };
-    let cached = files::look(pid, &seen.process, machine, policy, known_file, preparation.files);
-    let may_be_shown = shows_only || !cached.files.is_empty() || images::may_show(&seen.process, machine, policy);
+    let (CachedFiles { files, changed }, held) =
+        files::look(pid, &seen.process, machine, policy, known_file, preparation.files);
+    let may_be_shown = shows_only || !files.is_empty() || images::may_show(&seen.process, machine, policy);
     if first.lifts.is_empty() && !may_be_shown {
         return Ok((seen, first));
     }
-    (seen.process.cached, seen.process.changed, seen.held) = (cached.files, cached.changed, cached.held);
-    probes::find(pid, &mut seen.process, machine, policy)?;
+    (seen.process.cached, seen.process.changed, seen.held) = (files, changed, held);
+    let Probes { probed, semaphores } = probes::look(pid, &seen.process, machine, policy)?;
+    (seen.process.probed, seen.process.semaphores) = (probed, semaphores);
     let images = images::look(pid, &seen.process, machine, policy, preparation.missing, known);
     (seen.process.images, seen.without_image, seen.not_on_node) = (images.spans, images.missing, images.not_on_node);
     found(&seen.process);
@@ -197,18 +199,10 @@ fn end_of(plan: &Plan) -> Option<Address> {
     plan.lifts.iter().map(|lift| lift.range.end()).max()
 }
 
-/// Subtracts the writable memory that the program has yet to touch, which a lift must leave available.
-fn with_room_for_the_program(machine: &MachineFacts, process: &ProcessFacts) -> MachineFacts {
-    let writable = process.space.mappings().iter().filter(|mapping| mapping.protection.write && !mapping.shared);
-    let of_objects = writable.filter(|m| process.objects.iter().any(|o| o.extent().overlaps(m.range)));
-    let untouched: u64 = of_objects.map(|m| m.range.len() - process.touched.bytes_in(m.range)).sum();
-    MachineFacts { memory_available: machine.memory_available.saturating_sub(untouched), ..machine.clone() }
-}
-
 fn look_at(pid: i32, reader: &mut ObjectReader, base_page: PageSize) -> Result<Seen, SessionError> {
     let space = ProcessFiles::of(pid).maps()?;
     let LoadedObjects { objects, not_understood, .. } = reader.load(pid, &space)?;
-    let touched = touched(pid, &space, &objects_extents(&objects), base_page)?;
+    let touched = touched(pid, &space, &objects, base_page)?;
     let relocates_itself = objects.iter().any(|o| o.role == ObjectRole::Executable && o.image.is_static());
     Ok(Seen {
         process: ProcessFacts { space, objects, touched, relocates_itself, ..ProcessFacts::default() },
@@ -220,30 +214,14 @@ fn look_at(pid: i32, reader: &mut ObjectReader, base_page: PageSize) -> Result<S
     })
 }
 
-fn objects_extents(objects: &[LoadedObject]) -> Vec<AddressRange> {
-    objects.iter().map(LoadedObject::extent).collect()
-}
-
 /// Returns the touched parts of the anonymous memory of objects and of the heap.
 fn touched(
     pid: i32,
     space: &AddressSpace,
-    extents: &[AddressRange],
+    objects: &[LoadedObject],
     base_page: PageSize,
 ) -> Result<RangeSet, SessionError> {
-    let heap = space.heap();
-    let pagemap = Pagemap::open(pid, base_page)
-        .map_err(|error| SessionError::io(format!("opening /proc/{pid}/pagemap"), error))?;
-    let mut touched = RangeSet::new();
-    for mapping in space.mappings().iter().filter(|mapping| mapping.inode == 0 && mapping.protection.write) {
-        let of_interest = extents.iter().any(|extent| extent.widened(base_page).overlaps(mapping.range))
-            || heap.is_some_and(|heap| heap.overlaps(mapping.range));
-        if of_interest {
-            let found = pagemap
-                .touched(mapping.range)
-                .map_err(|error| SessionError::io(format!("reading /proc/{pid}/pagemap"), error))?;
-            found.iter().for_each(|range| touched.insert(range));
-        }
-    }
-    Ok(touched)
+    let error = |what, error| SessionError::io(format!("{what} /proc/{pid}/pagemap"), error);
+    let pagemap = Pagemap::open(pid, base_page).map_err(|found| error("opening", found))?;
+    touched_memory(space, objects, base_page, |range| pagemap.touched(range)).map_err(|found| error("reading", found))
 }

@@ -1,15 +1,16 @@
 //! Reads the state of a process's files in the page cache, and brings them into huge folios.
 
 use crate::{SessionError, images};
-use address_space::{AddressSpace, ElfKind, LoadedObject, Mapping, ObjectRole, PageSize, RangeSet};
-use lift_plan::{CacheShortfall, CachedFile, MachineFacts, Policy, ProcessFacts, cached_coverable, choose_cached_base};
+use address_space::{AddressRange, AddressSpace, ElfKind, LoadedObject, Mapping, ObjectRole, PageSize, RangeSet};
+use lift_plan::{CacheShortfall, MachineFacts, Policy, ProcessFacts, cached_coverable, choose_cached_base};
 use linux::pagemap::Pagemap;
-use machine_facts::{base_page, memory_available, usual_huge_page};
+use machine_facts::{CachedFiles, FileReader, FileState, base_page, cached_files, memory_available, usual_huge_page};
 use options::Prepare;
 use page_cache::{Budget, Effort, Hold, Refusal, Users};
 use process_view::{
     FileIdentity, ObjectReader, ProcessFiles, Unreadable, executed_metadata, exists_in_root, metadata_in_root,
 };
+use std::cell::OnceCell;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -20,17 +21,6 @@ use std::time::{Duration, Instant};
 const LONGEST_PREPARATION: Duration = Duration::from_millis(500);
 /// Divisor of the available memory; no more than the quotient is read again.
 const SHARE_OF_MEMORY: u64 = 4;
-
-/// The state of a process's files in the page cache.
-#[derive(Default)]
-pub struct Cached {
-    /// The files.
-    pub files: Vec<CachedFile>,
-    /// Pages of their mappings that were written to.
-    pub changed: RangeSet,
-    /// Keeps huge folios in the page cache until the process has mapped them.
-    pub held: Vec<Hold>,
-}
 
 /// The way to bring the files of a process into huge folios before it is lifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +52,7 @@ impl KnownFile {
             return None;
         }
         let available = || memory_available(std::process::id() as i32);
-        let limits: (_, &dyn Fn() -> u64, _) = (LONGEST_PREPARATION, &available, Users::BeforeEviction);
+        let limits = Limits { time: LONGEST_PREPARATION, available: &available, users: Users::BeforeEviction };
         Some(Self::of(identity, prepare(file, path, 0..identity.size, size, Effort::Foresee, limits)))
     }
 
@@ -129,7 +119,7 @@ pub fn prepare_program(
     let read_only = || image.segments.iter().filter(|segment| !segment.protection.write);
     let start = read_only().map(|segment| segment.offset).min()?;
     let end = read_only().map(|segment| segment.offset.saturating_add(segment.file_size)).max()?;
-    let limits = (LONGEST_PREPARATION, available, Users::OncePagesStay);
+    let limits = Limits { time: LONGEST_PREPARATION, available, users: Users::OncePagesStay };
     Some(KnownFile::of(identity, prepare(&file, shown, start..end, size, effort, limits)))
 }
 
@@ -150,8 +140,7 @@ pub(crate) fn effort_in_place(how: Prepare) -> Effort {
     }
 }
 
-/// Reads the state of a mapped part of a file, after it was prepared. Returns the parts in huge folios, the reason for
-/// the others, and the hold that keeps the former there.
+/// Reads the state of a mapped part of a file, after it was prepared.
 pub(crate) fn prepare_mapped(
     file: &File,
     path: &Path,
@@ -159,16 +148,16 @@ pub(crate) fn prepare_mapped(
     size: PageSize,
     effort: Effort,
     available: u64,
-) -> (Vec<Range<u64>>, Option<CacheShortfall>, Hold) {
-    let limits: (Duration, &dyn Fn() -> u64, Users) = (LONGEST_PREPARATION, &|| available, Users::BeforeEviction);
-    let Prepared { huge, shortfall, held, .. } = prepare(file, path, offsets.clone(), size, effort, limits);
-    if !huge.is_empty() || shortfall.is_none() {
-        return (huge, shortfall, held);
+) -> Prepared {
+    let limits = Limits { time: LONGEST_PREPARATION, available: &|| available, users: Users::BeforeEviction };
+    let prepared = prepare(file, path, offsets.clone(), size, effort, limits);
+    if !prepared.huge.is_empty() || prepared.shortfall.is_none() {
+        return prepared;
     }
     // A file that cannot be prepared, for example because it is larger than the memory, may have huge folios in part.
     match page_cache::look_and_hold(file, offsets, size) {
-        Ok((extents, held)) => (extents.huge, shortfall, held),
-        Err(_) => (huge, shortfall, held),
+        Ok((extents, held)) => Prepared { huge: extents.huge, held, ..prepared },
+        Err(_) => prepared,
     }
 }
 
@@ -180,14 +169,25 @@ pub fn huge_parts(file: &File, huge: PageSize) -> Vec<Range<u64>> {
 
 /// A file after its preparation.
 #[derive(Default)]
-struct Prepared {
-    /// The parts in huge folios.
-    huge: Vec<Range<u64>>,
+pub(crate) struct Prepared {
+    /// The parts in huge folios, as offsets in bytes.
+    pub(crate) huge: Vec<Range<u64>>,
     /// Why others are not.
-    shortfall: Option<CacheShortfall>,
-    held: Hold,
+    pub(crate) shortfall: Option<CacheShortfall>,
+    /// Keeps the huge folios in the page cache.
+    pub(crate) held: Hold,
     /// Bytes that were brought into huge folios, or would be.
     made: u64,
+}
+
+/// The bounds of a preparation.
+struct Limits<'a> {
+    /// Longest time.
+    time: Duration,
+    /// Returns the bytes of memory that are free.
+    available: &'a dyn Fn() -> u64,
+    /// The moment at which other users of the file are searched for.
+    users: Users,
 }
 
 fn prepare(
@@ -196,7 +196,7 @@ fn prepare(
     offsets: Range<u64>,
     huge: PageSize,
     effort: Effort,
-    (time, available, users): (Duration, &dyn Fn() -> u64, Users),
+    Limits { time, available, users }: Limits<'_>,
 ) -> Prepared {
     let budget = Budget { time, bytes: &|| available() / SHARE_OF_MEMORY, users };
     match page_cache::prepare(file, path, offsets, huge, effort, budget) {
@@ -216,7 +216,7 @@ fn shortfall(refusal: &Refusal) -> CacheShortfall {
 }
 
 /// Reads the state of the chosen objects' files, if their addresses agree with their offsets, after the files have been
-/// prepared as wanted.
+/// prepared as wanted. The holds keep huge folios in the page cache until the process has mapped them.
 pub fn look(
     pid: i32,
     process: &ProcessFacts,
@@ -224,62 +224,68 @@ pub fn look(
     policy: &Policy,
     known: Option<&KnownFile>,
     preparation: FilePreparation,
-) -> Cached {
-    let mut cached = Cached::default();
-    let size = machine.thp.map(|thp| thp.size).filter(|size| policy.page_size.is_none_or(|wanted| wanted == *size));
-    let Some(size) = size.filter(|_| policy.may_use_files()) else { return cached };
-    let looking = Looking { size, known, preparation, available: machine.memory_available, begin: Instant::now() };
-    for object in process.objects.iter().filter(|object| policy.objects.chooses(object)) {
-        let mappings = mappings_of(object, &process.space, size);
-        let Some(first) = mappings.first() else { continue };
-        let (path, device, inode) = (object.path.clone(), first.device, first.inode);
-        let mut found = CachedFile { path, device, inode, ..CachedFile::default() };
-        let congruent: Vec<_> = mappings.into_iter().filter(|mapping| is_congruent(mapping, size)).collect();
-        if !congruent.is_empty() {
-            let looked = images::open(pid, &process.space, object)
-                .and_then(|(file, identity)| looking.look_at(&file, &identity, object, &congruent));
-            // The planner has no facts about a file that cannot be read.
-            let Some(looked) = looked else { continue };
-            (found.huge, found.shortfall) = (looked.huge, looked.shortfall);
-            cached.held.push(looked.held);
-        } else if let Some(known) = known.filter(|known| known.shortfall.is_some()) {
-            // The base was not chosen for the file, since the file stayed small.
-            let is_it = images::open(pid, &process.space, object).is_some_and(|(_, found)| found == known.identity);
-            found.shortfall = known.shortfall.clone().filter(|_| is_it);
-        }
-        if !found.huge.is_empty() {
-            let pagemap = Pagemap::open(pid, machine.base_page).ok();
-            let changed = |mapping: &&Mapping| pagemap.as_ref()?.changed(mapping.range).ok();
-            for mapping in congruent {
-                // If the kernel does not report it, every page may have been written.
-                let changed = changed(&mapping).unwrap_or_else(|| RangeSet::from_iter([mapping.range]));
-                changed.iter().for_each(|range| cached.changed.insert(range));
-            }
-            let path = own_path(pid, &process.space, object).ok();
-            found.own_path = path.and_then(|path| path.to_str().map(str::to_owned));
-        }
-        cached.files.push(found);
-    }
-    cached
+) -> (CachedFiles, Vec<Hold>) {
+    let mut reader = OtherFiles {
+        pid,
+        space: &process.space,
+        known,
+        preparation,
+        available: machine.memory_available,
+        base_page: machine.base_page,
+        begin: Instant::now(),
+        pagemap: OnceCell::new(),
+        held: Vec::new(),
+    };
+    let cached = cached_files(process, machine, policy, &mut reader);
+    (cached, reader.held)
 }
 
-/// The reading of one process's files.
-struct Looking<'a> {
-    size: PageSize,
+/// The files of another process.
+struct OtherFiles<'a> {
+    pid: i32,
+    space: &'a AddressSpace,
     known: Option<&'a KnownFile>,
     preparation: FilePreparation,
     /// Bytes of memory that are left.
     available: u64,
+    base_page: PageSize,
     begin: Instant,
+    /// Opened only if a file has huge folios.
+    pagemap: OnceCell<Option<Pagemap>>,
+    held: Vec<Hold>,
 }
 
-impl Looking<'_> {
-    fn look_at(
+impl FileReader for OtherFiles<'_> {
+    fn state(&mut self, object: &LoadedObject, mappings: &[&Mapping], size: PageSize) -> Option<FileState> {
+        let (file, identity) = images::open(self.pid, self.space, object)?;
+        let Prepared { huge, shortfall, held, .. } = self.prepared(&file, &identity, object, mappings, size)?;
+        self.held.push(held);
+        let path = (!huge.is_empty()).then(|| own_path(self.pid, self.space, object).ok()).flatten();
+        let own_path = path.and_then(|path| path.to_str().map(str::to_owned));
+        Some(FileState { huge, shortfall, own_path })
+    }
+
+    /// The base was not chosen for the file, since the file stayed small.
+    fn shortfall(&mut self, object: &LoadedObject) -> Option<CacheShortfall> {
+        let known = self.known.filter(|known| known.shortfall.is_some())?;
+        let (_, found) = images::open(self.pid, self.space, object)?;
+        known.shortfall.clone().filter(|_| found == known.identity)
+    }
+
+    fn changed(&mut self, range: AddressRange) -> Option<RangeSet> {
+        let pagemap = self.pagemap.get_or_init(|| Pagemap::open(self.pid, self.base_page).ok());
+        pagemap.as_ref()?.changed(range).ok()
+    }
+}
+
+impl OtherFiles<'_> {
+    fn prepared(
         &self,
         file: &File,
         identity: &FileIdentity,
         object: &LoadedObject,
         mappings: &[&Mapping],
+        size: PageSize,
     ) -> Option<Prepared> {
         let start = mappings.iter().map(|mapping| mapping.offset).min()?;
         let end = mappings.iter().map(|mapping| mapping.offset.saturating_add(mapping.range.len())).max()?;
@@ -296,28 +302,14 @@ impl Looking<'_> {
             FilePreparation::InPlace if known.is_none() => Effort::InPlace,
             _ => Effort::Look,
         };
-        let left = LONGEST_PREPARATION.saturating_sub(self.begin.elapsed());
+        let time = LONGEST_PREPARATION.saturating_sub(self.begin.elapsed());
         // The process itself maps them.
-        let limits: (Duration, &dyn Fn() -> u64, Users) = (left, &|| self.available, Users::BeforeEviction);
-        let looked = prepare(file, Path::new(&object.path), start..end, self.size, effort, limits);
+        let limits = Limits { time, available: &|| self.available, users: Users::BeforeEviction };
+        let looked = prepare(file, Path::new(&object.path), start..end, size, effort, limits);
         // The result of an earlier preparation has more information.
         let shortfall = known.and_then(|known| known.shortfall.clone()).or(looked.shortfall);
         Some(Prepared { shortfall, ..looked })
     }
-}
-
-/// The private mappings of an object's file that are never written and can contain a huge page. If several files had
-/// the path one after the other, only mappings of the first mapping's file, which [`images::open`] opens.
-fn mappings_of<'a>(object: &LoadedObject, space: &'a AddressSpace, size: PageSize) -> Vec<&'a Mapping> {
-    let of_path = |m: &&Mapping| !m.shared && m.path() == Some(object.path.as_str());
-    let Some(first) = space.mappings().iter().find(of_path) else { return Vec::new() };
-    let same = |m: &&Mapping| (m.device, m.inode) == (first.device, first.inode) && !m.protection.write;
-    let fits = |m: &&Mapping| !m.range.whole_pages(size).is_empty();
-    space.mappings().iter().filter(of_path).filter(same).filter(fits).collect()
-}
-
-fn is_congruent(mapping: &Mapping, size: PageSize) -> bool {
-    mapping.range.start().0 % size.bytes() == mapping.offset % size.bytes()
 }
 
 /// Returns the error text for a file that a process with the root directory `root` cannot find at `own_path`.

@@ -8,7 +8,6 @@ use crate::heap::{HeapPlan, heap_plan};
 use crate::names::program_name;
 use crate::nodes::{FarPages, far_pages, home_of};
 use crate::payment::Payment;
-use crate::probes::semaphores_of;
 use crate::report::{Postponed, document_text, write_document};
 use crate::shared::{InPlaceAmounts, InPlaceReports};
 use crate::start::base::base_for_file;
@@ -18,10 +17,9 @@ use address_space::{
     ObjectRole, PageSize, Protection, RangeSet,
 };
 use lift_plan::{
-    BaseChoice, CachedFile, Coverable, Later, MachineFacts, Method, Part, Plan, Policy, PoolPages, Price, ProcessFacts,
-    RangeLift, Source, Terms, choose_base, coverable, divide, plan, semaphores_in,
+    BaseChoice, CachedFile, Coverable, Later, MOST_NOTE_BYTES, MachineFacts, Method, Part, Plan, Policy, PoolPages,
+    Price, ProcessFacts, RangeLift, Source, Terms, choose_base, coverable, divide, plan, semaphores_in, semaphores_of,
 };
-use linux::bounded::SEMAPHORE_NOTES;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
 use machine_facts::machine_facts;
@@ -31,6 +29,7 @@ use process_view::{BoundedFile, ObjectReader, ProcessFiles, open_executed};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Example address near which files are shown as loaded; only its bits below a huge page matter.
@@ -350,8 +349,10 @@ pub fn inspect_file(
     let shortfall = known.and_then(KnownFile::shortfall).cloned();
     process.cached =
         vec![CachedFile { path: name.clone(), inode: FILE_INODE, huge, shortfall, own_path, ..CachedFile::default() }];
-    let budget = &mut SEMAPHORE_NOTES.budget();
-    process.semaphores = semaphores_in(&process, &machine, policy, |object| semaphores_of(file, &object.image, budget));
+    let mut left = MOST_NOTE_BYTES;
+    process.semaphores = semaphores_in(&process, &machine, policy, |object| {
+        semaphores_of(&object.image, &mut left, |offset, into| file.read_exact_at(into, offset).ok())
+    });
     let (mut plan, mut later) = (plan(&process, &machine, policy), Later::default());
     if let Some(Payment { allowance, share }) = payment {
         let terms = Terms { costs: costs::known().costs, allowance, share, never_later: None };

@@ -34,10 +34,6 @@ pub const UNWIND_TABLES: MemoryBound = MemoryBound::mebibytes(64);
 /// Sections kept of one process by which its stacks are unwound.
 pub const UNWIND_TABLES_OF_PROCESS: MemoryBound = MemoryBound::mebibytes(128);
 
-/// Section headers, their names and the notes on USDT probes, read of the files of one process. A server with 1,000 places of
-/// probes has about 100 kB.
-pub const SEMAPHORE_NOTES: MemoryBound = MemoryBound::mebibytes(64);
-
 /// Names of the slots through which the stubs of one ELF file jump.
 pub const SLOT_NAMES: MemoryBound = MemoryBound::mebibytes(16);
 

@@ -1,5 +1,6 @@
 //! The facts on which plans depend: [`MachineFacts`] are the huge pages that a machine and a process's cgroups provide,
-//! [`ProcessFacts`] what is known about a process. The former are read here; the callers of the planner gather the latter.
+//! [`ProcessFacts`] what is known about a process. The former are read here; the latter are gathered here by the readers of
+//! the planner's callers, which read another process or their own.
 //!
 //! The parsers read files only through [`Files`]. The implementation by the standard library is here (feature `std`);
 //! libpagelift, which runs inside programs without a runtime, has its own.
@@ -15,6 +16,7 @@ mod cgroup_view;
 mod facts;
 mod files;
 mod fragmentation;
+mod gathering;
 mod machine;
 mod meminfo;
 mod node_set;
@@ -36,6 +38,7 @@ pub use cgroup_view::cgroup_path;
 pub use facts::{HugePool, MachineFacts, PoolLimit, SpecialMapping, ThpFacts, ThpMode};
 pub use files::Files;
 pub use fragmentation::{FreeBlocks, PageBlocks, free_blocks, page_blocks};
+pub use gathering::{CachedFiles, FileReader, FileState, cached_files, touched_memory};
 pub use machine::{
     Kernel, Looks, elf_machine, facts_of, is_thp_off, memory_available_to, smallest_huge_page, usual_huge_page_of,
 };

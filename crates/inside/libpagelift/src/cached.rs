@@ -7,45 +7,33 @@ use crate::pagemap::Pagemap;
 use address_space::{Address, AddressRange, LoadedObject, Mapping, PageSize, RangeSet};
 use alloc::vec::Vec;
 use core::ops::Range;
-use lift_plan::{CachedFile, MachineFacts, Policy, ProcessFacts};
+use lift_plan::{MachineFacts, Policy, ProcessFacts};
 use linux_raw::kernel::general as linux;
+use machine_facts::{CachedFiles, FileReader, FileState, cached_files};
 
-/// The files of the chosen objects, if addresses agree with offsets, and the written pages of their mappings. Empty if
-/// the kernel does not report which memory is huge (before Linux 6.7).
-pub fn look(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> (Vec<CachedFile>, RangeSet) {
-    let (mut found, mut changed) = (Vec::new(), RangeSet::new());
-    let size = machine.thp.map(|thp| thp.size).filter(|size| policy.page_size.is_none_or(|wanted| wanted == *size));
-    let (Some(size), Ok(pagemap)) = (size.filter(|_| policy.may_use_files()), Pagemap::open(machine.base_page)) else {
-        return (found, changed);
-    };
-    for object in process.objects.iter().filter(|object| policy.objects.chooses(object)) {
-        let mappings = mappings_of(object, process, size);
-        let Some(first) = mappings.first() else { continue };
-        let mut cached =
-            CachedFile { path: object.path.clone(), device: first.device, inode: first.inode, ..CachedFile::default() };
-        let congruent: Vec<_> =
-            mappings.into_iter().filter(|m| m.range.start().0 % size.bytes() == m.offset % size.bytes()).collect();
-        if !congruent.is_empty() {
-            let Some(file) = MappedFile::open(&process.space, object) else { continue };
-            let Some(huge) = huge_parts_of(&file, &congruent, size, machine.base_page, &pagemap) else { continue };
-            (cached.huge, cached.own_path) = (huge, Some(file.path));
-        }
-        for mapping in congruent.iter().filter(|_| !cached.huge.is_empty()) {
-            let own = pagemap.changed(mapping.range).unwrap_or_else(|_| RangeSet::from_iter([mapping.range]));
-            own.iter().for_each(|range| changed.insert(range));
-        }
-        found.push(cached);
-    }
-    (found, changed)
+/// The state of the chosen objects' files. Empty if the kernel does not report which memory is huge (before Linux 6.7).
+pub fn look(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> CachedFiles {
+    let Ok(pagemap) = Pagemap::open(machine.base_page) else { return CachedFiles::default() };
+    cached_files(process, machine, policy, &mut OwnFiles { process, base_page: machine.base_page, pagemap })
 }
 
-/// The private mappings of an object's file that are never written and can hold a huge page, all of one inode.
-fn mappings_of<'a>(object: &LoadedObject, process: &'a ProcessFacts, size: PageSize) -> Vec<&'a Mapping> {
-    let of_path = |m: &&Mapping| !m.shared && m.path() == Some(object.path.as_str());
-    let mappings = process.space.mappings();
-    let Some(first) = mappings.iter().find(of_path) else { return Vec::new() };
-    let same = |m: &&Mapping| (m.device, m.inode) == (first.device, first.inode) && !m.protection.write;
-    mappings.iter().filter(of_path).filter(same).filter(|m| !m.range.whole_pages(size).is_empty()).collect()
+/// The files of this process.
+struct OwnFiles<'a> {
+    process: &'a ProcessFacts,
+    base_page: PageSize,
+    pagemap: Pagemap,
+}
+
+impl FileReader for OwnFiles<'_> {
+    fn state(&mut self, object: &LoadedObject, mappings: &[&Mapping], size: PageSize) -> Option<FileState> {
+        let file = MappedFile::open(&self.process.space, object)?;
+        let huge = huge_parts_of(&file, mappings, size, self.base_page, &self.pagemap)?;
+        Some(FileState { huge, shortfall: None, own_path: Some(file.path) })
+    }
+
+    fn changed(&mut self, range: AddressRange) -> Option<RangeSet> {
+        self.pagemap.changed(range).ok()
+    }
 }
 
 /// The parts of a mapped file in huge folios; `None` if they are unknown.

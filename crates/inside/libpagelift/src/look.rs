@@ -7,12 +7,12 @@ use crate::machine::{machine_facts, placed_mappings};
 use crate::objects::objects_of;
 use crate::pagemap::Pagemap;
 use crate::{cached, files, probes, records};
-use address_space::{AddressRange, RangeSet, parse_flags};
+use address_space::{PageSize, RangeSet, parse_flags};
 use alloc::borrow::ToOwned;
 use alloc::string::{String, ToString};
-use alloc::vec::Vec;
 use lift_execution::CallError;
-use lift_plan::{MachineFacts, Plan, Policy, ProcessFacts, plan, special_mappings};
+use lift_plan::{MachineFacts, Plan, Policy, Probes, ProcessFacts, plan, special_mappings};
+use machine_facts::{CachedFiles, touched_memory};
 
 /// The facts of this process at one moment, and the plan for it.
 pub struct Seen {
@@ -35,19 +35,22 @@ pub fn look(policy: &Policy, lifted: &[records::LiftRecord]) -> Result<Seen, Str
     let objects = objects_of(&space, &auxiliary);
     let restrictions = LiveRestrictions::of(&objects);
     let mut process = ProcessFacts { space, objects, ..ProcessFacts::default() };
-    process.touched = touched(&process, &auxiliary).map_err(|error| error.to_string())?;
-    (process.cached, process.changed) = cached::look(&process, &machine, policy);
-    let mut made = plan(&process, &machine, policy);
+    process.touched = touched(&process, auxiliary.base_page).map_err(|error| error.to_string())?;
+    let with_room = machine.with_room_for(&process);
+    let CachedFiles { files, changed } = cached::look(&process, &machine, policy);
+    (process.cached, process.changed) = (files, changed);
+    let mut made = plan(&process, &with_room, policy);
     leave_lifted(&mut made, lifted);
     if !made.lifts.is_empty() {
-        probes::find(&mut process, &machine, policy);
+        let Probes { probed, semaphores } = probes::look(&process, &machine, policy);
+        (process.probed, process.semaphores) = (probed, semaphores);
         // Reading smaps takes longer than all the rest, and is only needed if something is replaced.
         let smaps = files::text(c"/proc/thread-self/smaps").map_err(|_| no_proc())?;
         process.special = parse_flags(&smaps).map(|flags| special_mappings(&flags)).map_err(|e| e.to_string())?;
         if machine.numa.is_some() {
             process.special.extend(placed_mappings(&process.space));
         }
-        made = plan(&process, &machine, policy);
+        made = plan(&process, &with_room, policy);
         leave_lifted(&mut made, lifted);
     }
     restrictions.keep_what_is_safe(&mut made);
@@ -63,18 +66,8 @@ fn leave_lifted(plan: &mut Plan, lifted: &[records::LiftRecord]) {
 }
 
 /// The touched pages of the anonymous memory of objects and of the heap.
-fn touched(process: &ProcessFacts, auxiliary: &Auxiliary) -> Result<RangeSet, CallError> {
+fn touched(process: &ProcessFacts, base_page: PageSize) -> Result<RangeSet, CallError> {
     let failed = |errno| CallError { call: "reading /proc/self/pagemap", errno };
-    let pagemap = Pagemap::open(auxiliary.base_page).map_err(failed)?;
-    let extents: Vec<AddressRange> =
-        process.objects.iter().map(|object| object.extent().widened(auxiliary.base_page)).collect();
-    let heap = process.space.heap();
-    let mut touched = RangeSet::new();
-    for mapping in process.space.mappings().iter().filter(|m| m.inode == 0 && m.protection.write) {
-        let of_object = extents.iter().any(|extent| extent.overlaps(mapping.range));
-        if of_object || heap.is_some_and(|heap| heap.overlaps(mapping.range)) {
-            pagemap.touched(mapping.range).map_err(failed)?.iter().for_each(|range| touched.insert(range));
-        }
-    }
-    Ok(touched)
+    let pagemap = Pagemap::open(base_page).map_err(failed)?;
+    touched_memory(&process.space, &process.objects, base_page, |range| pagemap.touched(range)).map_err(failed)
 }

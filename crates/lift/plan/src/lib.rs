@@ -42,7 +42,9 @@ pub use placement::{Placement, Preference, nodes_for, pool_on};
 pub use plan::{Attempt, Edge, EdgeCure, Method, Part, Plan, PoolPages, RangeLift, Refusal, Source};
 pub use planner::plan;
 pub use price::{Costs, Price};
-pub use probes::{CodeReader, holds_probe, probed_pages, semaphores_in};
+pub use probes::{
+    CodeReader, MOST_NOTE_BYTES, Probes, holds_probe, probed_pages, probes_of, semaphores_in, semaphores_of,
+};
 pub use reason::Reason;
 pub use shortfall::Shortfall;
 pub use special::special_mappings;

@@ -5,29 +5,80 @@
 //! would end the program.
 
 use crate::{MachineFacts, Policy, ProcessFacts};
-use address_space::{Address, AddressRange, LoadSegment, LoadedObject, PageSize, RangeSet};
+use address_space::{Address, AddressRange, ElfImage, LoadSegment, LoadedObject, PageSize, RangeSet, semaphores};
 use alloc::vec;
 
 /// Number of bytes of code that are compared with their file at a time.
 const COMPARED_AT_ONCE: u64 = 1 << 20;
 
+/// Bytes of section headers, their names and notes that are read of the files of one process. A server with 1,000 places
+/// of probes has about 100 kB.
+pub const MOST_NOTE_BYTES: u64 = 64 << 20;
+
 /// Reads the parts of a process and of its files that the search needs.
 pub trait CodeReader {
+    /// An open file.
+    type File;
     /// Returns the pages of `range`, a private mapping of a file, that have been changed; `None` if that is unknown.
     fn changed(&mut self, range: AddressRange) -> Option<RangeSet>;
-    /// Reads the file that the process has mapped for an object. `None` if it cannot be read.
-    fn read_file(&mut self, object: &LoadedObject, offset: u64, into: &mut [u8]) -> Option<()>;
+    /// Opens the file that the process has mapped for an object. `None` if it cannot be opened or has been replaced.
+    fn open(&mut self, object: &LoadedObject) -> Option<Self::File>;
+    /// Reads an open file. `None` if not all bytes can be read.
+    fn read_file(file: &Self::File, offset: u64, into: &mut [u8]) -> Option<()>;
     /// Reads the process's memory.
     fn read_memory(&mut self, at: Address, into: &mut [u8]) -> Option<()>;
 }
 
-/// Returns the pages of code that hold a breakpoint or a uprobe, of all code that any plan by this policy may copy: a
-/// later plan, which has more facts, can lift memory that this one leaves.
-pub fn probed_pages(
+/// The memory of a process that must not be copied, since a tracer looks for it at its place in a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Probes {
+    /// Pages of code that hold a breakpoint or a uprobe.
+    pub probed: RangeSet,
+    /// Semaphores of USDT probes in writable pages of files.
+    pub semaphores: RangeSet,
+}
+
+/// Returns the probes of a process, wherever a plan by this policy may copy them.
+pub fn probes_of<R: CodeReader>(
     process: &ProcessFacts,
     machine: &MachineFacts,
     policy: &Policy,
-    reader: &mut impl CodeReader,
+    reader: &mut R,
+) -> Probes {
+    // Code is not copied by other policies.
+    let copies_code = !policy.pages.only_shows();
+    let probed = if copies_code { probed_pages(process, machine, policy, reader) } else { RangeSet::new() };
+    let mut left = MOST_NOTE_BYTES;
+    let semaphores = semaphores_in(process, machine, policy, |object| {
+        // A tracer has to open the file, too.
+        let Some(file) = reader.open(object) else { return Some(RangeSet::new()) };
+        semaphores_of(&object.image, &mut left, |offset, into| R::read_file(&file, offset, into))
+    });
+    Probes { probed, semaphores }
+}
+
+/// Returns the semaphores in a file whose headers are `image`, before the bias; `None` if they are unknown. `left` is the
+/// number of bytes that may still be read, and `read` reads the file.
+pub fn semaphores_of(
+    image: &ElfImage,
+    left: &mut u64,
+    mut read: impl FnMut(u64, &mut [u8]) -> Option<()>,
+) -> Option<RangeSet> {
+    semaphores(image, |offset, length| {
+        *left = left.checked_sub(length)?;
+        let mut bytes = vec![0; usize::try_from(length).ok()?];
+        read(offset, &mut bytes)?;
+        Some(bytes)
+    })
+}
+
+/// Returns the pages of code that hold a breakpoint or a uprobe, of all code that any plan by this policy may copy: a
+/// later plan, which has more facts, can lift memory that this one leaves.
+pub fn probed_pages<R: CodeReader>(
+    process: &ProcessFacts,
+    machine: &MachineFacts,
+    policy: &Policy,
+    reader: &mut R,
 ) -> RangeSet {
     let mut probed = RangeSet::new();
     let Some(size) = policy.page_size.or_else(|| machine.usual_huge_page()) else { return probed };
@@ -35,6 +86,7 @@ pub fn probed_pages(
     let chosen = process.objects.iter().filter(|object| policy.objects.chooses(object));
     for object in chosen.filter(|object| !object.image.text_relocations) {
         let may_be_lifted = object.may_be_huge(size, machine.base_page);
+        let mut file = None;
         for segment in object.image.segments.iter().filter(|s| s.protection.execute && !s.protection.write) {
             let code = segment.file_memory().shifted(object.bias);
             let searched = code.widened(machine.base_page).intersect(may_be_lifted);
@@ -43,7 +95,10 @@ pub fn probed_pages(
                 let search = Search { object, segment, code, base_page: machine.base_page };
                 // If the kernel does not report changed pages, all pages are compared.
                 let changed = reader.changed(range).unwrap_or_else(|| RangeSet::from_iter([range]));
-                changed.iter().for_each(|changed| search.add_probed(changed, reader, &mut probed));
+                for changed in changed.iter() {
+                    let file = file.get_or_insert_with(|| reader.open(object)).as_ref();
+                    search.add_probed(changed, file, reader, &mut probed);
+                }
             }
         }
     }
@@ -60,25 +115,32 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Adds the pages of `changed` that hold a probe, of which most hold none.
-    fn add_probed(&self, changed: AddressRange, reader: &mut impl CodeReader, probed: &mut RangeSet) {
+    fn add_probed<R: CodeReader>(
+        &self,
+        changed: AddressRange,
+        file: Option<&R::File>,
+        reader: &mut R,
+        probed: &mut RangeSet,
+    ) {
         let mut rest = changed;
         while !rest.is_empty() {
             let end = (rest.start() + COMPARED_AT_ONCE.max(self.base_page.bytes())).min(rest.end());
             let part = AddressRange::new(rest.start(), end);
-            if self.is_probed(part, reader) != Some(false) {
+            if self.is_probed(part, file, reader) != Some(false) {
                 // Code that was changed and cannot be compared with its file counts as probed.
-                let pages = part.pages(self.base_page).filter(|page| self.is_probed(*page, reader) != Some(false));
+                let pages =
+                    part.pages(self.base_page).filter(|page| self.is_probed(*page, file, reader) != Some(false));
                 pages.for_each(|page| probed.insert(page));
             }
             rest = AddressRange::new(end, rest.end());
         }
     }
 
-    fn is_probed(&self, part: AddressRange, reader: &mut impl CodeReader) -> Option<bool> {
+    fn is_probed<R: CodeReader>(&self, part: AddressRange, file: Option<&R::File>, reader: &mut R) -> Option<bool> {
         let part = part.intersect(self.code);
         let (mut original, mut now) = (vec![0; part.len() as usize], vec![0; part.len() as usize]);
         let offset = self.segment.offset + (part.start() - self.object.bias - self.segment.memory.start().0).0;
-        reader.read_file(self.object, offset, &mut original)?;
+        R::read_file(file?, offset, &mut original)?;
         reader.read_memory(part.start(), &mut now)?;
         Some(holds_probe(&original, &now))
     }

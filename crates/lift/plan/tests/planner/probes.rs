@@ -2,7 +2,9 @@
 
 use crate::support::{PAGE, Program, RWX, Segment, Shape, machine_with, range};
 use address_space::{Address, AddressRange, LoadedObject, MappingName, ObjectRole, Protection, RangeSet};
-use lift_plan::{CodeReader, MachineFacts, ObjectChoice, Pages, Policy, Reason, plan, probed_pages, semaphores_in};
+use lift_plan::{
+    CodeReader, MachineFacts, ObjectChoice, Pages, Policy, Probes, Reason, plan, probed_pages, probes_of, semaphores_in,
+};
 use std::collections::BTreeMap;
 
 const HUGE: u64 = 4 * PAGE;
@@ -76,14 +78,20 @@ impl Reader {
 }
 
 impl CodeReader for Reader {
+    type File = ();
+
     fn changed(&mut self, range: AddressRange) -> Option<RangeSet> {
         self.asked.push(range);
         (!self.tells_no_changes).then(|| self.changed.within(range).collect())
     }
 
-    fn read_file(&mut self, _: &LoadedObject, offset: u64, into: &mut [u8]) -> Option<()> {
-        into.iter_mut().zip(offset..).for_each(|(byte, offset)| *byte = in_file(offset));
+    fn open(&mut self, _: &LoadedObject) -> Option<()> {
         (!self.has_no_file).then_some(())
+    }
+
+    fn read_file((): &(), offset: u64, into: &mut [u8]) -> Option<()> {
+        into.iter_mut().zip(offset..).for_each(|(byte, offset)| *byte = in_file(offset));
+        Some(())
     }
 
     fn read_memory(&mut self, at: Address, into: &mut [u8]) -> Option<()> {
@@ -165,6 +173,15 @@ fn only_code_of_the_file_that_would_be_lifted_is_looked_at() {
     assert_eq!(none, RangeSet::new(), "what stays is not copied");
     let relocated = loaded(&Shape { text_relocations: true, ..shape() });
     assert_eq!(found(&relocated, &reader), [], "its dynamic linker has changed all of it");
+}
+
+#[test]
+fn code_is_not_searched_by_a_policy_that_copies_none() {
+    let program = loaded(&shape());
+    let reader = Reader::default().write(CODE + 4 * PAGE, &breakpoint());
+    let of = |pages| probes_of(&program.facts, &machine(), &Policy { pages, ..policy() }, &mut reader.clone());
+    assert_eq!(of(Pages::Image), Probes::default());
+    assert_eq!(of(policy().pages).probed, RangeSet::from_iter([page_at(CODE + 4 * PAGE)]));
 }
 
 /// Data of eight pages, all from the file, behind code; `of_file` returns the file's semaphores.
