@@ -62,8 +62,10 @@ pub fn monotonic_microseconds() -> u64 {
     time[0] * 1_000_000 + time[1] / 1000
 }
 
-/// The kernel's release, `6.1.0-13` for example, padded with NUL bytes.
-pub fn kernel_release() -> [u8; 65] {
+/// Major and minor number of the running kernel, such as `(6, 18)`; `(0, 0)` if they cannot be read.
+///
+/// Used only for features that cannot be probed without touching a program's memory.
+pub fn kernel_release() -> (u32, u32) {
     let mut names = core::mem::MaybeUninit::<new_utsname>::zeroed();
     // SAFETY:
     // - the kernel fills one `struct new_utsname`.
@@ -71,7 +73,14 @@ pub fn kernel_release() -> [u8; 65] {
     // SAFETY:
     // - every field is an array of characters, for which zero is a value.
     let names = unsafe { names.assume_init() };
-    names.release.map(|character| character.to_ne_bytes()[0])
+    let release = names.release.map(|character| character.to_ne_bytes()[0]);
+    core::str::from_utf8(&release).ok().and_then(parse_release).unwrap_or((0, 0))
+}
+
+/// Reads the first two numbers of a release such as `6.1.0-13`.
+fn parse_release(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 /// Executes a file. Returns only on failure.
@@ -146,4 +155,17 @@ pub fn abort() -> ! {
     // - takes integers, and touches no memory.
     let _ = unsafe { call_with(linux::__NR_tgkill, signal) };
     exit(134)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_release;
+
+    #[test]
+    fn releases_are_read() {
+        assert_eq!(parse_release("6.18.44-fc-v595"), Some((6, 18)));
+        assert_eq!(parse_release("5.10.0-30-amd64\0\0"), Some((5, 10)));
+        assert_eq!(parse_release("6.1\0\0"), Some((6, 1)));
+        assert_eq!(parse_release("linux"), None);
+    }
 }

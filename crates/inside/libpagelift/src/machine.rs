@@ -22,7 +22,7 @@ impl Files for System {
 
 /// The machine's facts for a plan that concerns this process.
 pub fn machine_facts(base_page: PageSize) -> MachineFacts {
-    let kernel = Kernel { base_page, release: kernel_release(), thp_size: pmd_size(&System, THP) };
+    let kernel = Kernel { base_page, release: linux_raw::kernel_release(), thp_size: pmd_size(&System, THP) };
     let facts = facts_of(&System, &kernel, "/proc/self", Looks::EVERYWHERE);
     if is_thp_off(&System.text("/proc/self/status").unwrap_or_default()) {
         return facts.with_thp_off_in_process();
@@ -39,14 +39,6 @@ pub fn placed_mappings(space: &AddressSpace) -> Vec<SpecialMapping> {
 #[cfg(feature = "preload")]
 pub fn smallest_huge_page() -> u64 {
     machine_facts::smallest_huge_page(&System, pmd_size(&System, THP))
-}
-
-/// Major and minor number of the running kernel.
-fn kernel_release() -> (u32, u32) {
-    let release = linux_raw::kernel_release();
-    let text = core::str::from_utf8(&release).unwrap_or_default();
-    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 #[cfg(test)]
