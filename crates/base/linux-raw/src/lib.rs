@@ -8,9 +8,13 @@
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[cfg(feature = "std")]
+extern crate std;
+
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 pub mod directory;
+mod file_identity;
 mod files;
 pub mod loaded_objects;
 mod lock;
@@ -29,6 +33,7 @@ use x86_64::system_call;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::{stack_pointer, thread_pointer};
 
+pub use file_identity::{FileIdentity, device_number, device_numbers};
 pub use files::{
     cached_pages, cached_status, close, evict, ioctl, open, read, read_at, read_link, read_to, read_uninterrupted,
     status_of, userfaultfd, write, write_pieces,

@@ -44,4 +44,4 @@ pub mod urgency;
 pub mod watch;
 pub mod written_file;
 
-pub use linux_raw::directory;
+pub use linux_raw::{FileIdentity, device_number, device_numbers, directory};

@@ -6,10 +6,10 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::ffi::CStr;
 use core::ops::ControlFlow;
-use linux_raw::Errno;
 use linux_raw::directory::for_each_name;
 use linux_raw::kernel::errno::ENOENT;
 use linux_raw::kernel::general::O_NONBLOCK;
+use linux_raw::{Errno, FileIdentity};
 
 /// An open file, closed when dropped.
 pub struct File(i32);
@@ -27,6 +27,11 @@ impl File {
     #[cfg(feature = "preload")]
     pub fn path(&self) -> Option<String> {
         link(&c_path(&alloc::format!("/proc/thread-self/fd/{}", self.0))?)
+    }
+
+    /// Its identity; `None` if the kernel does not report it.
+    pub fn identity(&self) -> Option<FileIdentity> {
+        linux_raw::status_of(self.0).ok().map(|status| FileIdentity::of_status(&status))
     }
 
     /// The descriptor, which this value still owns.

@@ -4,6 +4,7 @@ use crate::files::{File, c_path, program};
 use address_space::{AddressSpace, LoadedObject, ObjectRole};
 use alloc::borrow::ToOwned;
 use alloc::string::String;
+use linux_raw::FileIdentity;
 
 /// The file that this process has mapped for an object.
 pub struct MappedFile {
@@ -24,9 +25,9 @@ impl MappedFile {
             ObjectRole::Executable => program::open().ok()?,
             _ => (File::open(&c_path(&object.path)?).ok()?, object.path.as_str()),
         };
-        let status = linux_raw::status_of(file.descriptor()).ok()?;
-        let (path, size) = (path.to_owned(), status.stx_size);
-        (status.stx_ino == mapping.inode).then_some(Self { file, path, size })
+        let FileIdentity { inode, size, .. } = file.identity()?;
+        // Devices differ between maps and stat on some file systems.
+        (inode == mapping.inode).then(|| Self { file, path: path.to_owned(), size })
     }
 }
 

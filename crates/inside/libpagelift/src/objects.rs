@@ -54,16 +54,12 @@ pub fn program_names() -> Vec<alloc::string::String> {
 /// The path that was executed, if it leads to this program's file; a script's path does not.
 #[cfg(feature = "preload")]
 fn started_by() -> Option<alloc::string::String> {
-    let identity = |file: files::File| {
-        let status = linux_raw::status_of(file.descriptor()).ok()?;
-        Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
-    };
     let address = Auxiliary::read()?.vector.executed_path()?;
     // SAFETY:
     // - the kernel has put a string that ends with NUL there, beside the stack, where it stays.
     let path = unsafe { core::ffi::CStr::from_ptr(address.0 as *const core::ffi::c_char) };
-    let found = identity(files::File::open(path).ok()?)?;
-    let is_own = identity(files::program::open().ok()?.0) == Some(found);
+    let found = files::File::open(path).ok()?.identity()?;
+    let is_own = files::program::open().ok()?.0.identity() == Some(found);
     path.to_str().ok().filter(|_| is_own).map(alloc::string::String::from)
 }
 

@@ -9,39 +9,17 @@ use alloc::vec;
 use alloc::vec::Vec;
 use lift_execution::{CallError, Executor, FileMapping, RestoredPart, RestoredRange};
 use lift_plan::{Attempt, RangeLift, Source};
+use linux_raw::FileIdentity;
 
 /// Bytes that are compared at a time.
 const COMPARED: u64 = 64 << 10;
-
-/// Identity of the file that a mapping showed when it was lifted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileIdentity {
-    device: (u32, u32),
-    inode: u64,
-    size: u64,
-    modified: (i64, u32),
-    changed: (i64, u32),
-}
-
-impl FileIdentity {
-    fn of(file: &File) -> Option<Self> {
-        let status = linux_raw::status_of(file.descriptor()).ok()?;
-        Some(Self {
-            device: (status.stx_dev_major, status.stx_dev_minor),
-            inode: status.stx_ino,
-            size: status.stx_size,
-            modified: (status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec),
-            changed: (status.stx_ctime.tv_sec, status.stx_ctime.tv_nsec),
-        })
-    }
-}
 
 /// A part of a lifted range as it was before the lift.
 #[derive(Clone, Debug)]
 pub struct Original {
     /// The mapping, cut to the range.
     pub mapping: Mapping,
-    /// Its file, if that could be opened and is the one that was mapped.
+    /// Its file when it was lifted, if that could be opened and is the one that was mapped.
     pub file: Option<FileIdentity>,
 }
 
@@ -161,7 +139,7 @@ impl Original {
         let cut = self.mapping.range.intersect(range);
         let offset = self.mapping.offset + (cut.start() - self.mapping.range.start());
         let mapping = || Mapping { range: cut, offset, ..self.mapping.clone() };
-        (!cut.is_empty()).then(|| Self { mapping: mapping(), file: self.file.clone() })
+        (!cut.is_empty()).then(|| Self { mapping: mapping(), file: self.file })
     }
 
     /// The part to restore: the file, if it is still the mapped one. `changed` is the protection that the program has
@@ -169,7 +147,7 @@ impl Original {
     fn as_part(&self, changed: Option<Protection>) -> RestoredPart<'_> {
         let path = self.mapping.path().filter(|path| {
             let file = files::c_path(path).and_then(|path| File::open(&path).ok());
-            self.file.is_some() && file.and_then(|file| FileIdentity::of(&file)) == self.file
+            self.file.is_some() && file.and_then(|file| file.identity()) == self.file
         });
         let (offset, protection) = (self.mapping.offset, Protection::READ_WRITE);
         let file = path.map(|path| FileMapping { path, offset, protection });
@@ -180,7 +158,7 @@ impl Original {
 /// The identity of a mapping's file; `None` if the file at its path is another one.
 fn identity_of(mapping: &Mapping) -> Option<FileIdentity> {
     let MappingName::File { path, deleted: false } = &mapping.name else { return None };
-    let identity = FileIdentity::of(&File::open(&files::c_path(path)?).ok()?)?;
+    let identity = File::open(&files::c_path(path)?).ok()?.identity()?;
     // Devices differ between maps and stat on some file systems; a restore compares contents anyway.
     (identity.inode == mapping.inode).then_some(identity)
 }

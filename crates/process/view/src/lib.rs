@@ -10,7 +10,6 @@ mod bounded_file;
 mod code;
 pub mod coverage;
 mod error;
-mod file_identity;
 mod foreign_path;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -35,8 +34,9 @@ pub use bounded_file::{BoundedFile, is_refusal};
 pub use code::{CodePlace, ProcessCode, UnwindSections};
 pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};
 pub use error::ObservationError;
-pub use file_identity::FileIdentity;
 pub use foreign_text::{printable, quoted};
+/// The identity of a file in one state.
+pub use linux::FileIdentity;
 pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReader, load_objects};
 pub use mapped_file::{
     Unreadable, executed_metadata, exists_in_root, metadata_in_root, open_executed, open_in_root, open_mapped,

@@ -1,6 +1,5 @@
 //! Opens the file that a process has mapped, even if its path has been removed or leads to another file now.
 
-use crate::file_identity::device_numbers;
 use crate::foreign_path::{LastLink, place_below, place_from, place_of};
 use crate::mounts::FileMount;
 use crate::opening::{MappedFile, is_unknown, open_place, refusal_in};
@@ -8,8 +7,8 @@ use crate::process_memory::ProcessMemoryFile;
 use crate::served::{Served, Servers};
 use crate::{FileIdentity, ProcessFiles};
 use address_space::{AddressRange, AddressSpace, Mapping, RangeSet};
-use linux::unasked;
 use linux::watch::watched;
+use linux::{device_numbers, unasked};
 use nix::libc;
 use std::fs::{File, Metadata};
 use std::io;

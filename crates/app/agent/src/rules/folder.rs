@@ -2,6 +2,7 @@
 
 use super::configuration::{ConfigFile, Configuration};
 use super::error::ConfigError;
+use linux::FileIdentity;
 use linux::owner::is_of_trusted_user;
 use std::fs::{self, File};
 use std::io::Read;
@@ -31,25 +32,14 @@ pub fn read_folder(folder: &Path) -> Result<Configuration, Vec<ConfigError>> {
 
 /// Names, files and times of a folder's rules: they differ if the rules have changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stamp(Vec<FileStamp>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct FileStamp {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
-    bytes: u64,
-    /// Seconds and nanoseconds of the last change of the content or the inode.
-    changed: [i64; 2],
-}
+pub struct Stamp(Vec<(PathBuf, FileIdentity)>);
 
 impl Stamp {
     /// Looks at the files of a folder. Links are followed: a ConfigMap is a folder of links.
     pub fn of(folder: &Path) -> Self {
         let of_file = |path: PathBuf| {
-            let file = fs::metadata(&path).ok()?;
-            let changed = [file.ctime(), file.ctime_nsec()];
-            Some(FileStamp { path, device: file.dev(), inode: file.ino(), bytes: file.len(), changed })
+            let identity = FileIdentity::of(&fs::metadata(&path).ok()?);
+            Some((path, identity))
         };
         Self(names_in(folder).unwrap_or_default().into_iter().filter_map(of_file).collect())
     }
