@@ -68,7 +68,8 @@ pub fn look(
     pid: i32,
     reader: &mut ObjectReader,
     size: PageSize,
-    (how, available): (Prepare, u64),
+    how: Prepare,
+    available: u64,
 ) -> Result<DataFiles, SessionError> {
     let until = Instant::now() + MOST_LOOKING;
     let memory = ProcessMemory::read_by(reader, pid)?;
@@ -182,7 +183,7 @@ mod tests {
         file.write_all(&vec![1; 6 << 20]).unwrap();
         let file = File::open(&path).unwrap();
         let mapping = linux::file_mapping::FileMapping::readable(&file, 0, 6 << 20, size).unwrap();
-        let look = || look(std::process::id() as i32, &mut ObjectReader::new(), size, (Prepare::Never, 0)).unwrap();
+        let look = || look(std::process::id() as i32, &mut ObjectReader::new(), size, Prepare::Never, 0).unwrap();
         let found = look();
         let is_own = |report: &&DataFileReport| Path::new(&report.path) == path;
         let own = found.reports.iter().find(is_own);

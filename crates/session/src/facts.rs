@@ -3,7 +3,7 @@
 use crate::SessionError;
 use crate::data_files::{self, DataFiles};
 use crate::files::{self, FilePreparation, KnownFile};
-use crate::images::{self, Known, MissingImages};
+use crate::images::{self, MissingImages, OpenedStore};
 use crate::probes;
 use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, ObjectRole, PageSize, RangeSet};
 use lift_plan::{
@@ -39,12 +39,21 @@ pub fn plan_for(
     machine: &MachineFacts,
     policy: &Policy,
     preparation: Preparation,
-    known: (Known, Option<&KnownFile>),
+    ahead: ReadAhead<'_>,
     found: impl FnOnce(&ProcessFacts),
 ) -> Result<(Seen, Plan), SessionError> {
     let mut seen = look_at(stop.pid(), reader, machine.base_page)?;
     seen.process.other_threads = stop.other_threads > 0;
-    plan_seen(stop.pid(), seen, machine, policy, preparation, known, found)
+    plan_seen(stop.pid(), seen, machine, policy, preparation, ahead, found)
+}
+
+/// What was read before the program was stopped.
+#[derive(Default)]
+pub struct ReadAhead<'a> {
+    /// The store of images.
+    pub store: OpenedStore,
+    /// The program's file.
+    pub file: Option<&'a KnownFile>,
 }
 
 /// The work before a plan.
@@ -72,7 +81,7 @@ pub fn plan_for_running(
     let mut seen = look_at(pid, reader, machine.base_page)?;
     seen.process.running = true;
     seen.process.relocates_itself = false;
-    let (mut seen, plan) = plan_seen(pid, seen, machine, policy, preparation, (Known::default(), None), |_| {})?;
+    let (mut seen, plan) = plan_seen(pid, seen, machine, policy, preparation, ReadAhead::default(), |_| {})?;
     let huge = huge_in_place(pid, &plan, machine.base_page);
     let mut plan = plan.without_collapses_of(&huge);
     if let Some(thp) = machine.thp.filter(|_| policy.kinds.contains(Kind::Files)) {
@@ -80,7 +89,7 @@ pub fn plan_for_running(
             FilePreparation::Evicting(how) => how,
             FilePreparation::Nothing | FilePreparation::InPlace => Prepare::Never,
         };
-        seen.data_files = data_files::look(pid, reader, thp.size, (how, machine.memory_available))?;
+        seen.data_files = data_files::look(pid, reader, thp.size, how, machine.memory_available)?;
         plan.join(plan_files(&seen.data_files.mapped, machine, policy));
     }
     Ok((seen, plan))
@@ -156,7 +165,7 @@ fn plan_seen(
     machine: &MachineFacts,
     policy: &Policy,
     preparation: Preparation,
-    (known, known_file): (Known, Option<&KnownFile>),
+    ahead: ReadAhead<'_>,
     found: impl FnOnce(&ProcessFacts),
 ) -> Result<(Seen, Plan), SessionError> {
     let machine = &machine.with_room_for(&seen.process);
@@ -164,7 +173,7 @@ fn plan_seen(
     let shows_only = policy.pages.only_shows();
     let first = if shows_only { Plan::default() } else { plan(&seen.process, machine, policy) };
     let (CachedFiles { files, changed }, held) =
-        files::look(pid, &seen.process, machine, policy, known_file, preparation.files);
+        files::look(pid, &seen.process, machine, policy, ahead.file, preparation.files);
     let may_be_shown = shows_only || !files.is_empty() || images::may_show(&seen.process, machine, policy);
     if first.lifts.is_empty() && !may_be_shown {
         return Ok((seen, first));
@@ -172,7 +181,7 @@ fn plan_seen(
     (seen.process.cached, seen.process.changed, seen.held) = (files, changed, held);
     let Probes { probed, semaphores } = probes::look(pid, &seen.process, machine, policy)?;
     (seen.process.probed, seen.process.semaphores) = (probed, semaphores);
-    let images = images::look(pid, &seen.process, machine, policy, preparation.missing, known);
+    let images = images::look(pid, &seen.process, machine, policy, preparation.missing, ahead.store);
     (seen.process.images, seen.without_image, seen.not_on_node) = (images.spans, images.missing, images.not_on_node);
     found(&seen.process);
     // Reading the smaps entries of all mappings costs more than all the rest, and they matter only if memory is

@@ -92,22 +92,39 @@ impl KnownFile {
     }
 }
 
+/// The path of a program that starts.
+#[derive(Clone, Copy)]
+pub struct ProgramPath<'a> {
+    /// The path that opens its file.
+    pub opened: &'a Path,
+    /// The path in messages.
+    pub shown: &'a Path,
+}
+
+impl<'a> ProgramPath<'a> {
+    /// A path that opens the file, and that messages contain.
+    pub fn new(path: &'a Path) -> Self {
+        Self { opened: path, shown: path }
+    }
+}
+
 /// Brings the file of a program that will be executed into huge folios, if that is wanted and allowed, and reads its
-/// state. `path` opens it, messages name it as `shown`. `available` returns the free bytes of memory. `None` if the
+/// state. `available` returns the free bytes of memory. `None` if the
 /// file cannot be read; a file that shows no huge folio at any base counts as one without any.
 pub fn prepare_program(
-    (path, shown): (&Path, &Path),
+    path: ProgramPath<'_>,
     reader: &mut ObjectReader,
     policy: &Policy,
-    (size, effort): (PageSize, Effort),
+    size: PageSize,
+    effort: Effort,
     available: &dyn Fn() -> u64,
 ) -> Option<KnownFile> {
-    let file = process_view::open_regular_file(path).ok()??;
+    let file = process_view::open_regular_file(path.opened).ok()??;
     let identity = FileIdentity::of(&file.metadata().ok()?);
     if identity.size < size.bytes() {
         return None;
     }
-    let image = reader.read_ahead(path)?;
+    let image = reader.read_ahead(path.opened)?;
     let whole_file = &std::iter::once(0..identity.size & !(size.bytes() - 1)).collect::<Vec<_>>();
     let best = match image.kind {
         ElfKind::FixedAddress => cached_coverable(image, whole_file, 0, size, base_page(), policy.kinds),
@@ -120,7 +137,7 @@ pub fn prepare_program(
     let start = read_only().map(|segment| segment.offset).min()?;
     let end = read_only().map(|segment| segment.offset.saturating_add(segment.file_size)).max()?;
     let limits = Limits { time: LONGEST_PREPARATION, available, users: Users::OncePagesStay };
-    Some(KnownFile::of(identity, prepare(&file, shown, start..end, size, effort, limits)))
+    Some(KnownFile::of(identity, prepare(&file, path.shown, start..end, size, effort, limits)))
 }
 
 /// Returns the effort of a preparation for a user's choice.

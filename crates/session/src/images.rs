@@ -32,13 +32,13 @@ pub enum MissingImages {
 
 /// The store, if it is open already. To be used at once, since stores change.
 #[derive(Default)]
-pub struct Known {
+pub struct OpenedStore {
     store: Option<Result<Store, StoreError>>,
 }
 
-impl Known {
+impl OpenedStore {
     /// Opens the store if the policy requests images.
-    pub fn of_store(policy: &Policy) -> Self {
+    pub fn of_policy(policy: &Policy) -> Self {
         Self { store: policy.pages.takes_images().then(open_store) }
     }
 }
@@ -74,13 +74,13 @@ pub fn look(
     machine: &MachineFacts,
     policy: &Policy,
     missing: MissingImages,
-    known: Known,
+    opened: OpenedStore,
 ) -> Images {
     let mut images = Images::default();
     if !policy.pages.takes_images() {
         return images;
     }
-    let store = match known.store.unwrap_or_else(open_store) {
+    let store = match opened.store.unwrap_or_else(open_store) {
         Ok(store) => store,
         // A user without a store expects no images.
         Err(StoreError::NoStore(_)) => return images,

@@ -311,8 +311,18 @@ fn huge_parts_of(memory: &ProcessMemory, range: AddressRange) -> Result<RangeSet
     })
 }
 
-/// Returns the plan of a start of an open file, as if it were loaded alone. `known` has the file's state in the page
-/// cache after the start's preparation, `payment` the limits for the cost of copies.
+/// The conditions of a start of a file.
+#[derive(Clone, Copy)]
+pub struct FileLift<'a> {
+    /// The file's state in the page cache after the start's preparation.
+    pub known: Option<&'a KnownFile>,
+    /// The limits for the cost of copies.
+    pub payment: Option<Payment>,
+    /// The pools for which the plan is made.
+    pub pools: Pools,
+}
+
+/// Returns the plan of a start of an open file, as if it were loaded alone.
 ///
 /// # Errors
 /// The file is not a sound ELF file of 64 bits.
@@ -320,7 +330,7 @@ pub fn inspect_file(
     path: &Path,
     file: &File,
     policy: &Policy,
-    (known, payment, pools): (Option<&KnownFile>, Option<Payment>, Pools),
+    FileLift { known, payment, pools }: FileLift<'_>,
 ) -> Result<Inspection, SessionError> {
     let name = path.display().to_string();
     let length = file.metadata().map_err(|error| SessionError::io(format!("reading {name}"), error))?.len();
@@ -338,7 +348,7 @@ pub fn inspect_file(
     let bias = match (image.kind, &bases) {
         (ElfKind::PositionIndependent, Some(bases)) => {
             let has_image = |size| images::may_be_had(Some(file), &image, size, policy.pages);
-            let for_file = base_for_file(&image, &huge, policy, (bases.page_size, &bases.best), &has_image).ok();
+            let for_file = base_for_file(&image, &huge, policy, bases.page_size, &bases.best, &has_image).ok();
             EXAMPLE_BASE + for_file.map_or(bases.best.offset, |base| base.offset)
         }
         (ElfKind::PositionIndependent, None) => EXAMPLE_BASE,

@@ -99,21 +99,28 @@ pub(crate) fn attach_opened(
     Ok(with_heap(lifted, options, reader))
 }
 
+/// A process after a lift, before its heap is collapsed.
+struct LiftedAlone {
+    lifted: Lifted,
+    report: LiftReport,
+    machine: MachineFacts,
+}
+
 fn lift_opened(
     target: Target,
     options: &AttachOptions,
     reader: &mut ObjectReader,
-) -> Result<(Lifted, LiftReport, MachineFacts), SessionError> {
+) -> Result<LiftedAlone, SessionError> {
     let pid = target.pid();
     let machine = machine_facts(pid);
     let mut report = LiftReport::new(pid, program_name(pid));
     let lifted = lift(target, reader, &machine, options, &mut report)?;
-    Ok((lifted, report, machine))
+    Ok(LiftedAlone { lifted, report, machine })
 }
 
 /// Collapses the heap too, where that is wanted.
 fn with_heap(
-    (lifted, mut report, machine): (Lifted, LiftReport, MachineFacts),
+    LiftedAlone { lifted, mut report, machine }: LiftedAlone,
     options: &AttachOptions,
     reader: &mut ObjectReader,
 ) -> Attached {
@@ -205,7 +212,7 @@ fn lift(
         plan.lifts.iter().any(|lift| exchanges_mappings(lift) && lift.range.covers(difference.range))
     };
     outcome.unexpected.retain(is_ours);
-    retain_lasting(&mut outcome.unexpected, (&plan, space), &mut executor);
+    retain_lasting(&mut outcome.unexpected, &plan, space, &mut executor);
     if !outcome.unexpected.is_empty() {
         // A difference is a fault only if the mappings still belong to the same program.
         if let Err(error) = executor.with_thread(|_| Ok(())) {
@@ -237,11 +244,7 @@ fn lift(
 
 /// Keeps the differences that last. A program that generates code changes protections within its own code for short
 /// times.
-fn retain_lasting(
-    differences: &mut Vec<Difference>,
-    (plan, before): (&Plan, &AddressSpace),
-    executor: &mut LiveExecutor,
-) {
+fn retain_lasting(differences: &mut Vec<Difference>, plan: &Plan, before: &AddressSpace, executor: &mut LiveExecutor) {
     for _ in 0..LOOKS {
         if differences.is_empty() {
             return;

@@ -71,7 +71,7 @@ pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSiz
     let has_image = |size| images::may_be_had(executed(pid).as_ref(), image, size, policy.pages);
     let for_file = match by_node {
         true => Err(Some("the store has a copy for each node".to_owned())),
-        false => base_for_file(image, huge, policy, (size, &best), &has_image),
+        false => base_for_file(image, huge, policy, size, &best, &has_image),
     };
     let why = match for_file {
         Ok(cached) => {
@@ -101,7 +101,8 @@ pub fn base_for_file(
     image: &ElfImage,
     huge: &[Range<u64>],
     policy: &Policy,
-    (size, best): (PageSize, &BaseChoice),
+    size: PageSize,
+    best: &BaseChoice,
     has_image: &dyn Fn(PageSize) -> bool,
 ) -> Result<BaseChoice, Option<String>> {
     if huge.is_empty() || !policy.may_use_files() {
@@ -145,7 +146,8 @@ pub fn choose_and_move(
     started: &Started,
     executable: &LoadedObject,
     huge: &[Range<u64>],
-    (policy, usual): (&Policy, Option<PageSize>),
+    policy: &Policy,
+    usual: Option<PageSize>,
     is_last: bool,
 ) -> (Base, u64) {
     let placing = Placing { image: &executable.image, bias: executable.bias, huge, pid: stop.pid() };

@@ -1,8 +1,8 @@
 //! Lifts a program that is stopped at its entry.
 
-use crate::facts::{Preparation, plan_for};
-use crate::files::{FilePreparation, KnownFile};
-use crate::images::{Known, MissingImages};
+use crate::facts::{Preparation, ReadAhead, plan_for};
+use crate::files::FilePreparation;
+use crate::images::MissingImages;
 use crate::names::started_name;
 use crate::{LiftReport, Postponed, SessionError};
 use address_space::{LoadedObject, ObjectRole};
@@ -36,7 +36,8 @@ pub enum Entered {
 pub fn lift(
     stop: &EntryStop,
     reader: &mut ObjectReader,
-    (machine, known): (&MachineFacts, (Known, Option<&KnownFile>)),
+    machine: &MachineFacts,
+    read_ahead: ReadAhead<'_>,
     policy: &Policy,
     report: &mut LiftReport,
     How { prepare, dry_run, terms }: How<'_>,
@@ -53,7 +54,7 @@ pub fn lift(
         ahead =
             process.images.first().filter(|_| !dry_run).and_then(|span| begin_to_open(stop, process, span, machine));
     };
-    let planned = plan_for(stop, reader, machine, policy, preparation, known, open_ahead);
+    let planned = plan_for(stop, reader, machine, policy, preparation, read_ahead, open_ahead);
     let mut later = Later::default();
     let planned = planned.map(|(seen, mut plan)| {
         if let Some(terms) = terms {

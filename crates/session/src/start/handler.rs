@@ -8,9 +8,11 @@ use super::postponed::Debtor;
 use super::preparation::prepare;
 use super::tracers::Tracers;
 use super::{ENDED_BY_REQUIRE, Payment, StartEvent, StartOptions};
+use crate::facts::ReadAhead;
+use crate::files::ProgramPath;
 use crate::files::{self, KnownFile};
 use crate::heap::heap_at_exec;
-use crate::images::Known;
+use crate::images::OpenedStore;
 use crate::names::{Names, program_name};
 use crate::{Base, LiftReport, PostponedState, SessionError};
 use address_space::{Address, ElfImage, ElfKind, LoadedObject, ObjectRole, PageSize};
@@ -64,22 +66,36 @@ pub struct Lifter<T> {
 /// Lifts the rest of a program later, in another process.
 pub type Accompany = fn(Companion, &mut (dyn FnMut(&StartEvent<'_>) + Send));
 
+/// The callbacks of a [`Lifter`].
+pub struct Listeners<T> {
+    /// Gets the events.
+    pub tell: T,
+    /// With `--only`, gets the programs of which a part is lifted later.
+    pub accompany: Accompany,
+}
+
+/// The program that a [`Lifter`] lifts first.
+pub struct LiftedProgram {
+    /// The known facts about its file.
+    pub file: Option<KnownFile>,
+    /// It needs only another base.
+    pub moves_only: bool,
+}
+
 /// Facts that are read while a program runs to its entry, so that it does not wait for them.
 struct Ahead {
     pid: i32,
     machine: MachineFacts,
-    known: Known,
+    store: OpenedStore,
 }
 
 impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
-    /// Returns a lifter that reports events to the first callback. With `--only`, the second one, `accompany`, gets the programs
-    /// of which a part is lifted later. `reader` may have read the program's file, and `file` has the known facts about that file. If
-    /// `moves_only` is set, the program needs only another base.
+    /// Returns a lifter of one program or, with `--only`, of several. `reader` may have read the program's file.
     pub fn new(
         options: StartOptions,
         reader: ObjectReader,
-        (file, moves_only): (Option<KnownFile>, bool),
-        (tell, accompany): (T, Accompany),
+        LiftedProgram { file, moves_only }: LiftedProgram,
+        Listeners { tell, accompany }: Listeners<T>,
     ) -> Self {
         Self {
             options,
@@ -133,7 +149,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
     fn prepare_executed(&mut self, pid: i32) {
         let path = ProcessFiles::of(pid).path("exe");
         let shown = std::fs::read_link(&path).unwrap_or_else(|_| path.clone());
-        if let Some(file) = prepare((&path, &shown), &mut self.reader, &self.options) {
+        if let Some(file) = prepare(ProgramPath { opened: &path, shown: &shown }, &mut self.reader, &self.options) {
             self.file = Some(file);
         }
     }
@@ -327,7 +343,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         }
         let huge = self.huge_parts(stop.pid(), executable, usual);
         let is_last = self.moves_only && self.is_known(stop.pid());
-        let (base, bias) = choose_and_move(stop, &started, executable, &huge, (&self.options.policy, usual), is_last);
+        let (base, bias) = choose_and_move(stop, &started, executable, &huge, &self.options.policy, usual, is_last);
         if is_last {
             return Ok(AfterExec::Nothing);
         }
@@ -364,15 +380,15 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         let terms = self.terms(stop.pid());
         // Other processes use the pool too, so the next program gets fresh facts.
         let ahead = self.ahead.take().filter(|ahead| ahead.pid == stop.pid());
-        let (machine, known) = match ahead {
-            Some(ahead) => (ahead.machine, ahead.known),
-            None => (machine_facts_for(stop.pid(), &self.options.policy), Known::default()),
+        let (machine, store) = match ahead {
+            Some(ahead) => (ahead.machine, ahead.store),
+            None => (machine_facts_for(stop.pid(), &self.options.policy), OpenedStore::default()),
         };
         let machine = if stop.thp_is_off() { machine.with_thp_off_in_process() } else { machine };
         let machine = if self.options.dry_run { self.options.pools.of(machine) } else { machine };
-        let known = (known, self.file.as_ref());
+        let ahead = ReadAhead { store, file: self.file.as_ref() };
         let how = How { prepare: self.options.prepare, dry_run: self.options.dry_run, terms: terms.as_ref() };
-        lift(stop, &mut self.reader, (&machine, known), &self.options.policy, report, how)
+        lift(stop, &mut self.reader, &machine, ahead, &self.options.policy, report, how)
     }
 
     fn write_perf_map(&mut self, report: &LiftReport) {
@@ -418,7 +434,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Handler for Lifter<T> {
         let policy = &self.options.policy;
         let machine = machine_facts_for(pid, policy);
         let _ = has_several_nodes();
-        self.ahead = Some(Ahead { pid, machine, known: Known::of_store(policy) });
+        self.ahead = Some(Ahead { pid, machine, store: OpenedStore::of_policy(policy) });
         if self.options.payment.is_some() {
             self.costs.get_or_insert_with(|| crate::costs::known().costs);
         }

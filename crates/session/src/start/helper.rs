@@ -4,9 +4,10 @@
 #![allow(unsafe_code)]
 
 use super::companion::Companion;
-use super::handler::Lifter;
+use super::handler::{LiftedProgram, Lifter, Listeners};
 use super::preparation::{prepare, work_with};
 use super::{StartEvent, StartOptions};
+use crate::files::ProgramPath;
 use heap_choice::{CollapseError, collapse_while_it_runs};
 use lift_plan::StartWork;
 use linux::bare;
@@ -48,7 +49,7 @@ pub unsafe fn become_program(
     // Programs that are followed are prepared when they are executed.
     let mut reader = ObjectReader::new();
     let before_exec = program.filter(|_| !descendants);
-    let file = before_exec.and_then(|program| prepare((program, program), &mut reader, &options));
+    let file = before_exec.and_then(|program| prepare(ProgramPath::new(program), &mut reader, &options));
     let work = before_exec.map(|program| work_with(program, &mut reader, file.as_ref(), &options));
     if work == Some(StartWork::Nothing) {
         depart(Helper::NotNeeded);
@@ -58,7 +59,8 @@ pub unsafe fn become_program(
     let helper = |us: Pid, answer: &mut dyn FnMut(Result<(), String>)| match Follower::seize(us, descendants) {
         Ok(follower) => {
             answer(Ok(()));
-            let lifter = Lifter::new(options, reader, (file, moves_only), (tell, accompany_in_child));
+            let lifted = LiftedProgram { file, moves_only };
+            let lifter = Lifter::new(options, reader, lifted, Listeners { tell, accompany: accompany_in_child });
             lift_all(follower, us, program, lifter);
         }
         Err(error) => answer(Err(refusal(us, &error, Tracer::Helper))),

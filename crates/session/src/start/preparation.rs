@@ -1,7 +1,7 @@
 //! Brings the file of a program that starts into huge folios of the page cache, and determines the remaining work.
 
 use super::StartOptions;
-use crate::files::{KnownFile, effort_of, prepare_program};
+use crate::files::{KnownFile, ProgramPath, effort_of, prepare_program};
 use address_space::PageSize;
 use lift_plan::{BeforeExec, StartWork, shows_files_alone, start_work};
 use linux::unasked;
@@ -12,15 +12,14 @@ use process_view::ObjectReader;
 use std::path::Path;
 
 /// Brings a program's file into huge folios of the page cache, if the options request it, and reads its state: once the
-/// program runs, the pages that it touches cannot be evicted any more. The first path opens it, messages contain the
-/// second.
-pub fn prepare((path, shown): (&Path, &Path), reader: &mut ObjectReader, options: &StartOptions) -> Option<KnownFile> {
+/// program runs, the pages that it touches cannot be evicted any more.
+pub fn prepare(path: ProgramPath<'_>, reader: &mut ObjectReader, options: &StartOptions) -> Option<KnownFile> {
     if !options.policy.may_use_files() {
         return None;
     }
     let size = usual_huge_page().filter(|size| options.policy.page_size.is_none_or(|wanted| wanted == *size))?;
     // Most programs are too small. A file system that does not answer is not waited for.
-    if unasked::place(path).and_then(unasked::of).is_ok_and(|found| found.length < size.bytes()) {
+    if unasked::place(path.opened).and_then(unasked::of).is_ok_and(|found| found.length < size.bytes()) {
         return None;
     }
     let available = || memory_available(std::process::id() as i32);
@@ -28,13 +27,13 @@ pub fn prepare((path, shown): (&Path, &Path), reader: &mut ObjectReader, options
         (Prepare::Never, _) | (_, false) => effort_of(options.prepare),
         (_, true) => Effort::Foresee,
     };
-    prepare_program((path, shown), reader, &options.policy, (size, effort), &available)
+    prepare_program(path, reader, &options.policy, size, effort, &available)
 }
 
 /// Brings the file of a program that will lift itself into huge folios of the page cache, if the options request it.
 pub fn prepare_file(program: &Path, options: &StartOptions) {
     // The program's own library reports the errors.
-    let _ = prepare((program, program), &mut ObjectReader::new(), options);
+    let _ = prepare(ProgramPath::new(program), &mut ObjectReader::new(), options);
 }
 
 /// Returns the start's work for a program. `file` has the known state of its file.

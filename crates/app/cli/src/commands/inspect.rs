@@ -20,7 +20,7 @@ use options::{Kind, Policy};
 use process_view::coverage::{MemoryCoverage, MemoryKind, Usage};
 use process_view::open_regular_file;
 use serde::Serialize;
-use session::inspect::{Amounts, Bases, Inspection, KnownFile, Pools, inspect_file, inspect_process};
+use session::inspect::{Amounts, Bases, FileLift, Inspection, KnownFile, Pools, inspect_file, inspect_process};
 use session::shared::{InPlace, InPlaceOptions, plan_in_place};
 use session::start::Payment;
 use session::{DataFileReport, SessionError};
@@ -134,7 +134,7 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
     // Processes that map the file are found before rights are given up.
     let known = KnownFile::foresee(&file, path, &policy);
     confine_to(Reads::Own);
-    let start = (known.as_ref(), Payment::usual(policy.pages), pools);
+    let start = FileLift { known: known.as_ref(), payment: Payment::usual(policy.pages), pools };
     let inspection = inspect_file(path, &file, &policy, start)?;
     Ok(Inspected { inspection, used: None, probe, hint: None })
 }

@@ -13,7 +13,7 @@ use process_view::{
     printable,
 };
 use session::heap::HeapPlan;
-use session::inspect::{KnownFile, Pools, inspect_file, inspect_process};
+use session::inspect::{FileLift, KnownFile, Pools, inspect_file, inspect_process};
 use session::shared::InPlaceAmounts;
 use session::start::Payment;
 use session::status::far_pages_of;
@@ -111,7 +111,7 @@ pub fn of_command(
     facts.own_pages = own_pages(facts.known, words, &OwnFiles, observed);
     take_java(&mut facts);
     let policy = Policy::default();
-    let start = (known, Payment::usual(policy.pages), Pools::AsTheyAre);
+    let start = FileLift { known, payment: Payment::usual(policy.pages), pools: Pools::AsTheyAre };
     let inspection = inspect_file(path, file, &policy, start)?;
     take_heap(&mut facts, inspection.heap.as_ref());
     let mut reader = ObjectReader::new();
