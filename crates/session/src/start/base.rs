@@ -184,7 +184,7 @@ fn place_and_move(
     let moved = move_image(&mut injector, space, extent, displacement, base_page());
     let linker = started.objects.iter().find(|object| object.role == ObjectRole::DynamicLinker);
     match linker.filter(|_| is_last) {
-        Some(linker) => injector.finish_before_linker(space, (executable, linker), base_page())?,
+        Some(linker) => injector.finish_before_linker(space, executable, linker, base_page())?,
         None => injector.finish()?,
     }
     moved.map_err(|error| SessionError::Refused(error.to_string()))?;

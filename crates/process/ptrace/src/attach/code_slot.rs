@@ -108,7 +108,8 @@ impl CodeSlot {
         &self,
         memory: &RemoteMemory,
         thread: Pid,
-        (registers, mask): (&Registers, u64),
+        registers: &Registers,
+        mask: u64,
         page: Address,
     ) -> io::Result<()> {
         let words = arch::once_words(registers, mask, self.behind(&arch::ONCE_CODE))?;

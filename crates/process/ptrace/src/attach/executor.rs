@@ -127,7 +127,7 @@ impl LiveExecutor {
             Pagemap::open(pid, base_page).map_err(|error| format!("its pagemap cannot be opened: {error}"))?;
         let mut process = LiveProcess::new(pid);
         let locks = lock(pid, FREE_TIMEOUT)?;
-        let page = enter(&mut process, &memory, (space, objects), base_page)?;
+        let page = enter(&mut process, &memory, space, objects, base_page)?;
         let planned = space.clone();
         let staging = RangeSet::new();
         let mut executor = Self {
@@ -178,7 +178,7 @@ impl LiveExecutor {
         let path = [file.path.as_bytes(), &[0]].concat();
         // Huge pages of the file need an address that agrees with the offset.
         let page = linux::pages::transparent_huge_page().unwrap_or(self.base_page);
-        self.map_noted(length, (page, file.offset), |executor, at| {
+        self.map_noted(length, page, file.offset, |executor, at| {
             // A file system that is slow to open a file delays one thread.
             executor.with_thread_alone(|calls| {
                 let path = calls.place(&path)?;
@@ -334,9 +334,9 @@ impl LiveExecutor {
         deadline: Instant,
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, Failed> {
-        let places = (Means::Page(&self.page), &self.memory);
+        let (means, memory) = (Means::Page(&self.page), &self.memory);
         let stopped = self.process.held(thread).ok_or(Failed::NotMade(InjectError::Gone))?;
-        let caller = RemoteCaller::new(stopped, places, self.process.waiter(), self.process.filters(), deadline);
+        let caller = RemoteCaller::new(stopped, means, memory, self.process.waiter(), self.process.filters(), deadline);
         let caller = caller.map_err(Failed::NotMade)?;
         let mut calls = Calls { caller, page: &self.page, memory: &self.memory, pagemap: &self.pagemap, failed: None };
         let result = work(&mut calls);
@@ -394,7 +394,7 @@ impl Executor for LiveExecutor {
             Backing::Ordinary => (self.base_page, false),
             Backing::Hugetlb(size) => (size, true),
         };
-        self.map_noted(length, (page, 0), |executor, at| {
+        self.map_noted(length, page, 0, |executor, at| {
             let arguments =
                 [at.address(), length, FRESH.bits() as u64, calls::mmap_flags(backing) | at.flags(), u64::MAX, 0];
             executor.with_thread(|calls| {

@@ -43,10 +43,10 @@ pub fn map(
     let unreadable = |error: io::Error| format!("its mappings cannot be read: {error}");
     for _ in 0..TRIES {
         let space = space_of(process.pid()).map_err(unreadable)?;
-        let at = free_place(&space, length, (base_page, 0), base_page)
+        let at = free_place(&space, length, base_page, 0, base_page)
             .ok_or("it has no free addresses for a page of calls".to_owned())?;
         let arguments = [at.0, length, Protection::READ_WRITE.bits() as u64, MAPPING_FLAGS as u64, u64::MAX, 0];
-        let made = once(process, thread, (slot, at), memory, (numbers::SYS_mmap, arguments));
+        let made = once(process, thread, slot, at, memory, numbers::SYS_mmap, arguments);
         let why = match made {
             Ok(Ok(_)) => match space_of(process.pid()).map(|space| CallPage::is_at(at, memory, &space)) {
                 Ok(true) => return Ok(at),
@@ -86,7 +86,7 @@ pub fn unmap(
     }
     if page.is_there(memory) {
         let arguments = [page.data().0, mapping_length(base_page), 0, 0, 0, 0];
-        let made = once(process, thread, (slot, page.data()), memory, (numbers::SYS_munmap, arguments));
+        let made = once(process, thread, slot, page.data(), memory, numbers::SYS_munmap, arguments);
         if matches!(made, Err(InjectError::Ptrace(Errno::ETIMEDOUT))) {
             process.note_lost(thread);
         }
@@ -99,14 +99,16 @@ pub fn unmap(
 fn once(
     process: &LiveProcess,
     thread: Pid,
-    (slot, page): (&CodeSlot, Address),
+    slot: &CodeSlot,
+    page: Address,
     memory: &RemoteMemory,
-    (number, arguments): (i64, [u64; 6]),
+    number: i64,
+    arguments: [u64; 6],
 ) -> Result<Result<u64, Errno>, InjectError> {
     let stopped = process.held(thread).ok_or(InjectError::Gone)?;
     let deadline = Instant::now() + LONGEST_CALL;
-    let means = (Means::Once(slot, page), memory);
-    let caller = RemoteCaller::new(stopped, means, process.waiter(), process.filters(), deadline)?;
+    let means = Means::Once(slot, page);
+    let caller = RemoteCaller::new(stopped, means, memory, process.waiter(), process.filters(), deadline)?;
     let (made, has_left) = caller.once(number, arguments);
     if has_left && number == numbers::SYS_mmap && !matches!(made, Ok(Ok(_))) {
         // A program that has ended needs it no more.
@@ -125,7 +127,8 @@ fn once(
 pub fn free_place(
     space: &AddressSpace,
     length: u64,
-    (page, offset): (PageSize, u64),
+    page: PageSize,
+    offset: u64,
     base_page: PageSize,
 ) -> Option<Address> {
     let mappings = space.mappings();
@@ -168,8 +171,7 @@ mod tests {
     #[test]
     fn the_page_has_a_free_page_on_each_side_and_leaves_brk_and_stack_room_to_grow() {
         let page = PageSize::new(0x1000).unwrap();
-        let place =
-            |maps: &str| free_place(&AddressSpace::parse(maps).unwrap(), 0x1000, (page, 0), page).map(|at| at.0);
+        let place = |maps: &str| free_place(&AddressSpace::parse(maps).unwrap(), 0x1000, page, 0, page).map(|at| at.0);
         let heap = "400000-500000 r-xp 0 0:1 1 /program\n600000-700000 rw-p 0 0:0 0 [heap]\n";
         let high = "7f0000010000-7f0000020000 r-xp 0 0:1 2 /libc\n7f0000022000-7f0000030000 rw-p 0 0:0 0\n";
         let stack = "7ffff0000000-7ffff0100000 rw-p 0 0:0 0 [stack]\n7ffff0110000-7ffff0111000 r-xp 0 0:0 0 [vdso]\n";

@@ -37,7 +37,7 @@ impl Means<'_> {
     pub fn set_return(&self, memory: &RemoteMemory, thread: Pid, registers: &Registers, mask: u64) -> io::Result<()> {
         match self {
             Self::Page(page) => page.set_return(memory, thread, registers, mask),
-            Self::Once(slot, page) => slot.write_once(memory, thread, (registers, mask), *page),
+            Self::Once(slot, page) => slot.write_once(memory, thread, registers, mask, *page),
         }
     }
 
@@ -46,7 +46,8 @@ impl Means<'_> {
         &self,
         memory: &RemoteMemory,
         registers: &mut Registers,
-        (number, arguments): (i64, [u64; 6]),
+        number: i64,
+        arguments: [u64; 6],
     ) -> io::Result<()> {
         match self {
             Self::Page(page) => {
@@ -131,7 +132,8 @@ impl<'a> RemoteCaller<'a> {
     /// [`InjectError`]; the thread is unchanged.
     pub fn new(
         stopped: &'a Stopped,
-        (means, memory): (Means<'a>, &'a RemoteMemory),
+        means: Means<'a>,
+        memory: &'a RemoteMemory,
         waiter: &'a StopWaiter,
         filters: &'a Filters,
         deadline: Instant,
@@ -172,7 +174,7 @@ impl<'a> RemoteCaller<'a> {
             return Err(InjectError::Interfered);
         }
         let mut registers = self.registers;
-        self.means.set_call(self.memory, &mut registers, (number, *arguments))?;
+        self.means.set_call(self.memory, &mut registers, number, *arguments)?;
         if self.state == State::Outside {
             // In this order: if this process is killed in between, the thread runs through the code with its own signal
             // mask; if it is killed afterwards, the code restores the mask.

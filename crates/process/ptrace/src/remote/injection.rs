@@ -450,7 +450,8 @@ impl<'a> Injector<'a> {
     pub fn finish_before_linker(
         mut self,
         space: &AddressSpace,
-        (executable, linker): (&LoadedObject, &LoadedObject),
+        executable: &LoadedObject,
+        linker: &LoadedObject,
         base_page: PageSize,
     ) -> Result<(), InjectError> {
         self.undo_own_calls();
@@ -458,8 +459,7 @@ impl<'a> Injector<'a> {
         let signal = self.send_urgent_again();
         let is_entered = arch::instruction_pointer(&self.saved) == linker.entry();
         if self.inside && !is_disturbed && is_entered && starts_by_stack_alone(executable) {
-            let linker = (space, linker.extent().widened(base_page));
-            self.drop_page_of_code(linker, base_page)?;
+            self.drop_page_of_code(space, linker.extent().widened(base_page), base_page)?;
         }
         self.leave_code()?;
         signal
@@ -467,11 +467,12 @@ impl<'a> Injector<'a> {
 
     fn drop_page_of_code(
         &mut self,
-        linker: (&AddressSpace, AddressRange),
+        space: &AddressSpace,
+        linker: AddressRange,
         base_page: PageSize,
     ) -> Result<(), InjectError> {
         let Some(code) = self.code.as_ref().map(GuestCode::range) else { return Ok(()) };
-        let found = LastCall::find((self.pid, &self.memory), code, &self.saved, linker, base_page);
+        let found = LastCall::find(self.pid, &self.memory, code, &self.saved, space, linker, base_page);
         let is_allowed = |last: &LastCall| {
             let (call, behind) = last.made();
             self.filters.judge(call.number, call.arguments, behind.0) == FilterAnswer::Allowed

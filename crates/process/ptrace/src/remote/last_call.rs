@@ -62,10 +62,12 @@ impl LastCall {
     /// Returns the call for the page of the vDSO with this code, for a thread that continues with the registers `saved`
     /// in `linker`. `None` if the code is not in the vDSO, or if there are no suitable instructions.
     pub fn find(
-        (pid, memory): (Pid, &RemoteMemory),
+        pid: Pid,
+        memory: &RemoteMemory,
         code: AddressRange,
         saved: &Registers,
-        (space, linker): (&AddressSpace, AddressRange),
+        space: &AddressSpace,
+        linker: AddressRange,
         base_page: PageSize,
     ) -> Option<Self> {
         let vdso = space.overlapping(code).first().filter(|mapping| is_vdso(mapping))?.range;

@@ -61,7 +61,8 @@ impl TimePlaces {
     /// Without the mappings of the process, only a thread that has a place gets one.
     pub fn store(
         &mut self,
-        (process, thread): (Pid, Pid),
+        process: Pid,
+        thread: Pid,
         space: Option<&AddressSpace>,
         argument: Address,
         time: Duration,
@@ -257,7 +258,7 @@ mod tests {
         let space = space_of(pid);
         let space = space.as_ref();
         let mut places = TimePlaces::default();
-        let mut store = |seconds| places.store((pid, pid), space, ELSEWHERE, Duration::from_secs(seconds)).unwrap();
+        let mut store = |seconds| places.store(pid, pid, space, ELSEWHERE, Duration::from_secs(seconds)).unwrap();
         let at = store(7);
         assert_eq!((store(5), time_at(pid, at)), (at, [5, 0]));
         let offset = (at - start) as usize;
@@ -265,10 +266,10 @@ mod tests {
         assert!(before[offset..][..BYTES] == FREE && after[..offset] == before[..offset]);
         assert!(after[offset + BYTES..] == before[offset + BYTES..]);
         // Another lift finds it by the argument of the call, and takes another place for another call.
-        let other = TimePlaces::default().store((pid, pid), space, ELSEWHERE, Duration::ZERO).unwrap();
+        let other = TimePlaces::default().store(pid, pid, space, ELSEWHERE, Duration::ZERO).unwrap();
         assert_ne!(other, at);
         assert_eq!(time_at(pid, other), [0, 1]);
-        assert_eq!(TimePlaces::default().store((pid, pid), space, at, Duration::from_secs(4)), Some(at));
+        assert_eq!(TimePlaces::default().store(pid, pid, space, at, Duration::from_secs(4)), Some(at));
         assert_eq!(time_at(pid, at), [4, 0]);
         // It is cleared only once no call has it as its argument.
         let registers = requests::registers(pid).unwrap();
@@ -290,10 +291,10 @@ mod tests {
         let (mut child, pid, stopped) = sleeper();
         let space = space_of(pid);
         let mut places = TimePlaces::default();
-        let at = places.store((pid, pid), space.as_ref(), ELSEWHERE, Duration::from_secs(7)).unwrap();
+        let at = places.store(pid, pid, space.as_ref(), ELSEWHERE, Duration::from_secs(7)).unwrap();
         let memory = RemoteMemory::open(pid.as_raw()).unwrap();
         write_code(pid, &memory, at, &[0xff; BYTES]).unwrap();
-        assert_eq!(places.store((pid, pid), space.as_ref(), at, Duration::from_secs(5)), None);
+        assert_eq!(places.store(pid, pid, space.as_ref(), at, Duration::from_secs(5)), None);
         UnusedTimes::of(pid).clear(pid);
         assert_eq!(time_at(pid, at), [u64::MAX; 2]);
         stopped.detach(0).unwrap();

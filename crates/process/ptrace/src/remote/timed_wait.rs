@@ -45,7 +45,7 @@ impl TimedWaits {
     /// the program could see the change.
     pub fn shorten(&mut self, thread: Pid, stopped: &InflightSyscall, registers: &mut Registers) {
         if let Some(wait) = self.waits.get_mut(&thread.as_raw()) {
-            wait.shorten(thread, stopped, (registers, &mut self.places));
+            wait.shorten(thread, stopped, registers, &mut self.places);
         }
     }
 
@@ -108,19 +108,14 @@ impl TimedWait {
         is_same && sleep.count == self.sleeps + 2
     }
 
-    fn shorten(
-        &mut self,
-        thread: Pid,
-        stopped: &InflightSyscall,
-        (registers, places): (&mut Registers, &mut TimePlaces),
-    ) {
+    fn shorten(&mut self, thread: Pid, stopped: &InflightSyscall, registers: &mut Registers, places: &mut TimePlaces) {
         self.again = None;
         if !self.call.is(stopped) || !slept_only_in(self.process, thread, self.sleeps) {
             return;
         }
         let Some(space) = space_of(self.process) else { return };
         if is_unseen(self.process, &space, stopped, self.index) == Some(true) {
-            self.set_time_left((thread, Some(&space)), registers, places);
+            self.set_time_left(thread, Some(&space), registers, places);
         }
     }
 
@@ -131,7 +126,7 @@ impl TimedWait {
         let is_there = arch::is_made_again(&registers, Address(again.behind))
             && (number, arguments) == (again.number, again.arguments)
             && arch::stack_pointer(&registers) == Address(again.stack);
-        if is_there && self.set_time_left((thread, None), &mut registers, places) {
+        if is_there && self.set_time_left(thread, None, &mut registers, places) {
             // Otherwise it waits for a little longer.
             let _ = requests::set_registers_of_same_program(thread, &registers);
         }
@@ -140,7 +135,8 @@ impl TimedWait {
     /// The time is stored before the registers are set: if this process is killed in between, the call is made as it was.
     fn set_time_left(
         &mut self,
-        (thread, space): (Pid, Option<&AddressSpace>),
+        thread: Pid,
+        space: Option<&AddressSpace>,
         registers: &mut Registers,
         places: &mut TimePlaces,
     ) -> bool {
@@ -149,7 +145,7 @@ impl TimedWait {
             Limit::Milliseconds => Some(left.as_nanos().div_ceil(1_000_000) as u64),
             Limit::Timespec => {
                 let argument = Address(self.call.arguments[self.index]);
-                places.store((self.process, thread), space, argument, left).map(|place| place.0)
+                places.store(self.process, thread, space, argument, left).map(|place| place.0)
             }
         };
         let Some(value) = value else { return false };

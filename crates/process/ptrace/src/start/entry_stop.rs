@@ -66,7 +66,7 @@ impl AwaitedEntry {
         let vdso = vector.value(constants::AT_SYSINFO_EHDR);
         let vdso = vdso.and_then(|start| vdso_at(&memory, Address(start), base_page()));
         let places = Places { words: vec![place], by_linker: false, mark: Some(place) };
-        Self::set(pid, memory, (stack, entry), places, vdso)
+        Self::set(pid, memory, stack, entry, places, vdso)
     }
 
     /// Prepares a program that is being mapped by a dynamic linker which was started as a program: the linker keeps the
@@ -96,13 +96,14 @@ impl AwaitedEntry {
         // The linker's own places may no longer be writable by then.
         let mark = last_word(&space, stack).filter(|&at| memory.read_word(at).is_ok_and(|word| word == 0));
         let places = Places { words: places, by_linker: true, mark };
-        Self::set(pid, memory, (stack, entry), places, None).map(Some)
+        Self::set(pid, memory, stack, entry, places, None).map(Some)
     }
 
     fn set(
         pid: Pid,
         memory: RemoteMemory,
-        (stack, entry): (Address, Address),
+        stack: Address,
+        entry: Address,
         places: Places,
         vdso: Option<AddressRange>,
     ) -> io::Result<Self> {

@@ -29,17 +29,25 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-/// Returns instruction and stack pointer of a thread that is at the stop after an exec. Another exec has another stack
-/// pointer, which the kernel randomises.
-fn exec_stop(pid: Pid) -> Option<(Address, Address)> {
+/// Where a stopped thread is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Pointers {
+    instruction: Address,
+    stack: Address,
+}
+
+/// Returns the pointers of a thread that is at the stop after an exec. Another exec has another stack pointer, which the
+/// kernel randomises.
+fn exec_stop(pid: Pid) -> Option<Pointers> {
     pointers(pid).ok().filter(|_| requests::is_at_exec(pid) == Ok(true))
 }
 
-/// Returns instruction and stack pointer of a stopped thread; zeros for a 32-bit program, which is not lifted.
-fn pointers(pid: Pid) -> Result<(Address, Address), Errno> {
+/// Returns the pointers of a stopped thread; zeros for a 32-bit program, which is not lifted.
+fn pointers(pid: Pid) -> Result<Pointers, Errno> {
+    let of = |instruction, stack| Pointers { instruction, stack };
     match requests::registers(pid) {
-        Ok(registers) => Ok((arch::instruction_pointer(&registers), arch::stack_pointer(&registers))),
-        Err(Errno::EIO) => Ok((Address(0), Address(0))),
+        Ok(registers) => Ok(of(arch::instruction_pointer(&registers), arch::stack_pointer(&registers))),
+        Err(Errno::EIO) => Ok(of(Address(0), Address(0))),
         Err(errno) => Err(errno),
     }
 }
@@ -335,7 +343,7 @@ impl<H: Handler> Following<'_, H> {
         if let Err(why) = seccomp::permit(pid, &status, &seccomp::NEEDED_AT_START) {
             return Next::Conclude(self.handler.refused(pid.as_raw(), &why));
         }
-        let Ok((entry, _)) = pointers(pid) else { return Next::Resume(0) };
+        let Ok(Pointers { instruction: entry, .. }) = pointers(pid) else { return Next::Resume(0) };
         let stop = ExecStop { stopped, entry, status };
         match self.handler.at_exec(&stop) {
             AfterExec::Nothing if self.follower.descendants => Next::Conclude(After::Follow),

@@ -54,7 +54,7 @@ impl StoppedThreads {
             true => Ok(Running::already_traced(thread)),
             false => Running::seize(thread, options),
         };
-        match stopped.stop_all((leader, deadline), &seize, &mut running) {
+        match stopped.stop_all(leader, deadline, &seize, &mut running) {
             Ok(()) => Ok(stopped),
             Err(why) => Err(NotAllStopped { stopped, running, why }),
         }
@@ -62,7 +62,8 @@ impl StoppedThreads {
 
     fn stop_all(
         &mut self,
-        (leader, deadline): (Pid, Instant),
+        leader: Pid,
+        deadline: Instant,
         seize: &impl Fn(Pid) -> Result<Running, Errno>,
         running: &mut Vec<Running>,
     ) -> io::Result<()> {
@@ -74,7 +75,7 @@ impl StoppedThreads {
             let with_stopped: Vec<i32> = self.threads.keys().chain(&new.threads).copied().collect();
             reaping::while_tracing(&with_stopped, || {
                 new.threads.iter().try_for_each(|&thread| {
-                    match self.stop_one((leader, deadline), seize(Pid::from_raw(thread)), running) {
+                    match self.stop_one(leader, deadline, seize(Pid::from_raw(thread)), running) {
                         // A thread that is ending cannot be traced any more, and need not be stopped.
                         Err(Errno::EPERM) if is_ending(leader, thread) => Ok(()),
                         result => result.map_err(io::Error::from),
@@ -91,7 +92,8 @@ impl StoppedThreads {
 
     fn stop_one(
         &mut self,
-        (leader, deadline): (Pid, Instant),
+        leader: Pid,
+        deadline: Instant,
         seized: Result<Running, Errno>,
         running: &mut Vec<Running>,
     ) -> Result<(), Errno> {

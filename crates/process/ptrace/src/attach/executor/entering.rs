@@ -25,7 +25,8 @@ fn refused_memory(error: &io::Error) -> String {
 pub(super) fn enter(
     process: &mut LiveProcess,
     memory: &RemoteMemory,
-    (space, objects): (&AddressSpace, &[LoadedObject]),
+    space: &AddressSpace,
+    objects: &[LoadedObject],
     base_page: PageSize,
 ) -> Result<CallPage, NotPrepared> {
     let mut slots = CodeSlot::find(memory, space, objects, base_page).map_err(|error| refused_memory(&error))?;
@@ -286,8 +287,10 @@ mod tests {
     /// blocked the thread's signals, or after.
     fn leave_alone(
         pid: i32,
-        (means, memory): (Means<'_>, &RemoteMemory),
-        (number, arguments): (i64, [u64; 6]),
+        means: Means<'_>,
+        memory: &RemoteMemory,
+        number: i64,
+        arguments: [u64; 6],
         blocks_signals: bool,
     ) {
         let mut process = LiveProcess::new(pid);
@@ -296,7 +299,7 @@ mod tests {
         arch::rewind_call(&mut registers);
         let mask = requests::signal_mask(thread).unwrap();
         means.set_return(memory, thread, &registers, mask).unwrap();
-        means.set_call(memory, &mut registers, (number, arguments)).unwrap();
+        means.set_call(memory, &mut registers, number, arguments).unwrap();
         requests::set_registers_of_same_program(thread, &registers).unwrap();
         if blocks_signals {
             requests::set_signal_mask(thread, u64::MAX).unwrap();
@@ -333,9 +336,9 @@ mod tests {
             let slot = slot_of(pid, &memory);
             let space = own_mapping::space_of(Pid::from_raw(pid)).unwrap();
             let length = crate::attach::call_page::mapping_length(base_page());
-            let at = own_mapping::free_place(&space, length, (base_page(), 0), base_page()).unwrap();
+            let at = own_mapping::free_place(&space, length, base_page(), 0, base_page()).unwrap();
             let map = [at.0, length, 3, crate::attach::call_page::MAPPING_FLAGS as u64, u64::MAX, 0];
-            leave_alone(pid, (Means::Once(&slot, at), &memory), (libc::SYS_mmap, map), blocks_signals);
+            leave_alone(pid, Means::Once(&slot, at), &memory, libc::SYS_mmap, map, blocks_signals);
             // The program works; each of its threads has made a call.
             program.fork(0);
             let mut next = executor(pid).unwrap();
@@ -344,7 +347,7 @@ mod tests {
             // The same with the call that unmaps it: then there is nothing to take over.
             let unmap = [at.0, length, 0, 0, 0, 0];
             let means = Means::Once(next.page.slot(), at);
-            leave_alone(pid, (means, &memory), (libc::SYS_munmap, unmap), blocks_signals);
+            leave_alone(pid, means, &memory, libc::SYS_munmap, unmap, blocks_signals);
             drop(next);
             program.fork(0);
             let mut last = executor(pid).unwrap();
@@ -366,7 +369,7 @@ mod tests {
         // The address is in use: the vDSO's.
         let at = slot.range().start().align_down(base_page());
         let map = [at.0, 0x1000, 3, crate::attach::call_page::MAPPING_FLAGS as u64, u64::MAX, 0];
-        leave_alone(pid, (Means::Once(&slot, at), &memory), (libc::SYS_mmap, map), true);
+        leave_alone(pid, Means::Once(&slot, at), &memory, libc::SYS_mmap, map, true);
         program.fork(0);
         let mut next = executor(pid).unwrap();
         assert_ne!(next.page.data(), at);
@@ -441,7 +444,7 @@ mod tests {
         for (protection, is_copy) in [(write, true), (both, false), (libc::PROT_NONE, false)] {
             let mut killed = executor(program.pid()).unwrap();
             let mut mapped = None;
-            let failed = killed.map_noted(COPY, (base_page(), 0), |executor, place| {
+            let failed = killed.map_noted(COPY, base_page(), 0, |executor, place| {
                 let range = map_as(executor, place.address(), protection, place.flags() as i32);
                 mapped = Some(range);
                 // Killed: nothing is recorded any more.

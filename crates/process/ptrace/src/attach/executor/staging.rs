@@ -138,24 +138,26 @@ impl LiveExecutor {
     }
 
     /// Chooses and records the place of a copy.
-    fn note_place(&mut self, length: u64, alignment: (PageSize, u64)) -> Place {
+    fn note_place(&mut self, length: u64, page: PageSize, offset: u64) -> Place {
         let space = space_of(self.process.pid()).ok();
-        let place = space.and_then(|space| free_place(&space, length, alignment, self.base_page));
+        let place = space.and_then(|space| free_place(&space, length, page, offset, self.base_page));
         let Some(at) = place else { return Place::Anywhere };
         self.note_staging(|staging| staging.insert(AddressRange::sized(at, length)));
         Place::At(at)
     }
 
-    /// Maps a copy at a place that was recorded before, and records it. The place has an offset modulo a page size.
+    /// Maps a copy at a place that was recorded before, and records it. The address of the place is `offset` modulo
+    /// `page`.
     pub(super) fn map_noted(
         &mut self,
         length: u64,
-        alignment: (PageSize, u64),
+        page: PageSize,
+        offset: u64,
         mut map: impl FnMut(&mut Self, Place) -> Result<Address, CallError>,
     ) -> Result<Address, CallError> {
         let mut is_placed = true;
         for _ in 0..TRIES {
-            let place = if is_placed { self.note_place(length, alignment) } else { Place::Anywhere };
+            let place = if is_placed { self.note_place(length, page, offset) } else { Place::Anywhere };
             let mapped = map(self, place);
             match (place, &mapped) {
                 (Place::At(at), Ok(start)) if at == *start => return mapped,

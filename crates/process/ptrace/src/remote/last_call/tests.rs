@@ -83,7 +83,7 @@ impl Started {
         let saved = requests::registers(pid).unwrap();
         let code = AddressRange::sized(vdso.end().align_down(base_page()) - 64, 64);
         let linker = space.find(arch::instruction_pointer(&saved)).unwrap().range;
-        let call = LastCall::find((pid, &memory), code, &saved, (&space, linker), base_page()).unwrap();
+        let call = LastCall::find(pid, &memory, code, &saved, &space, linker, base_page()).unwrap();
         Self { child, stopped, memory, vdso, call }
     }
 
