@@ -3,7 +3,7 @@
 
 use crate::advise::Unadvised;
 use crate::fork_handlers;
-use crate::library::Library;
+use crate::library::{CoveredNow, Library};
 use crate::linking::with_nothing_unloaded;
 use crate::own_state::{Call, Unusable};
 use crate::report::LiftReport;
@@ -338,9 +338,8 @@ unsafe fn conclude(
 /// `report` is NULL or sound as the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagelift_query(report: *mut CReport) -> c_int {
-    let now =
-        Call::begin().and_then(|call| call.with_library(|library| (library.covered_now(), library.records.len())));
-    let ((pool, transparent, pages), ranges) = match now {
+    let now = Call::begin().and_then(|call| call.with_library(Library::covered_now));
+    let CoveredNow { pool, transparent, pages, ranges } = match now {
         Ok(now) => now,
         Err(why) => return code_of(why),
     };

@@ -14,6 +14,19 @@ use alloc::vec::Vec;
 use lift_execution::{Executor, LiftOutcome, Report, execute};
 use lift_plan::{Method, Policy, Source};
 
+/// Lifted memory on huge pages at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CoveredNow {
+    /// Bytes on pages of the hugetlb pool.
+    pub pool: u64,
+    /// Bytes on transparent huge pages.
+    pub transparent: u64,
+    /// Number of huge pages.
+    pub pages: u64,
+    /// Number of lifted ranges, on huge pages or not.
+    pub ranges: usize,
+}
+
 /// The library's data about this process.
 #[derive(Default)]
 pub struct Library {
@@ -131,23 +144,23 @@ impl Library {
         report
     }
 
-    /// Swapped bytes that the kernel backs with huge pages now, from the pool and transparently.
-    pub fn covered_now(&mut self) -> (u64, u64, u64) {
+    /// The lifted memory that the kernel backs with huge pages now.
+    pub fn covered_now(&mut self) -> CoveredNow {
         self.forget_what_is_gone();
-        let Some(auxiliary) = Auxiliary::read() else { return (0, 0, 0) };
+        let mut covered = CoveredNow { ranges: self.records.len(), ..CoveredNow::default() };
+        let Some(auxiliary) = Auxiliary::read() else { return covered };
         // SAFETY:
         // - it is only asked what is huge.
         let mut executor = unsafe { OwnProcess::new(auxiliary.base_page) };
-        let (mut pool, mut transparent, mut pages) = (0, 0, 0);
         for record in &self.records {
             let huge = executor.query_huge(record.range, record.page_size).unwrap_or_default().bytes_in(record.range);
-            pages += huge / record.page_size.bytes();
+            covered.pages += huge / record.page_size.bytes();
             match record.source {
-                Source::Hugetlb => pool += huge,
-                Source::Thp | Source::Image | Source::File => transparent += huge,
+                Source::Hugetlb => covered.pool += huge,
+                Source::Thp | Source::Image | Source::File => covered.transparent += huge,
             }
         }
-        (pool, transparent, pages)
+        covered
     }
 
     /// Forgets what is not there any more: objects that were unloaded have taken their ranges with them, and the program may
