@@ -122,7 +122,7 @@ fn put(
         let piece = first_piece(AddressRange::new(range.end() - copy.len(), range.end()), at_once);
         let from = AddressRange::sized(copy.start(), piece.len());
         let put_back =
-            |executor: &mut _| put_piece(executor, (piece, protection), from.start(), CopyDestination::Unknown);
+            |executor: &mut _| put_piece(executor, piece, protection, from.start(), CopyDestination::Unknown);
         swap(executor, from, piece, put_back)?;
         *copy = AddressRange::new(from.end(), copy.end());
     }

@@ -85,7 +85,7 @@ pub(crate) fn put_copy(
 ) -> Result<(), CallError> {
     for mapping in before.overlapping(range) {
         let piece = mapping.range.intersect(range);
-        put_piece(executor, (piece, mapping.protection), from + (piece.start() - range.start()), place)?;
+        put_piece(executor, piece, mapping.protection, from + (piece.start() - range.start()), place)?;
     }
     Ok(())
 }
@@ -93,7 +93,8 @@ pub(crate) fn put_copy(
 /// Puts a copy of the memory at `from` into one range, on ordinary pages and with this protection.
 pub(crate) fn put_piece(
     executor: &mut impl Executor,
-    (piece, protection): (AddressRange, Protection),
+    piece: AddressRange,
+    protection: Protection,
     from: Address,
     place: CopyDestination,
 ) -> Result<(), CallError> {

@@ -127,7 +127,8 @@ struct Room<'a> {
 }
 
 impl Room<'_> {
-    fn take(&mut self, key: &SegmentKey, contents: &Contents, (adds, holes): (u64, u64)) -> Result<(), Reason> {
+    /// Takes the bytes of memory that a block adds, and the bytes of its holes that its file system provides.
+    fn take(&mut self, key: &SegmentKey, contents: &Contents, adds: u64, holes: u64) -> Result<(), Reason> {
         if adds > self.left {
             return Err(Reason::MostMemory { most: self.most.unwrap_or(u64::MAX) });
         }
@@ -168,7 +169,7 @@ fn plan_segment(segment: &Segment, machine: &Machine, policy: Policy, room: &mut
         let planned_work = place(segment, contents.length, machine, block).and_then(|place| {
             let Place { view, already: false } = place else { return Ok(None) };
             refused_contents(held, machine, policy.fill)?;
-            room.take(&segment.key, contents, (held.adds(machine.huge), held.holes(machine.huge)))?;
+            room.take(&segment.key, contents, held.adds(machine.huge), held.holes(machine.huge))?;
             Ok(Some(Work { block, view, held }))
         });
         match planned_work {

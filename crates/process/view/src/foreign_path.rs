@@ -59,7 +59,7 @@ pub(crate) fn place_of(
     last: LastLink,
     refuse: &dyn Fn(&FileMount) -> Option<Served>,
 ) -> io::Result<OwnedFd> {
-    walk(vec![root.as_fd().try_clone_to_owned()?], path, (last, MagicLinks::Refuse), refuse)
+    walk(vec![root.as_fd().try_clone_to_owned()?], path, last, MagicLinks::Refuse, refuse)
 }
 
 /// Opens a place by a relative path from `folder`, above which the path does not lead. Absolute links begin at `root`.
@@ -67,11 +67,12 @@ pub(crate) fn place_of(
 /// # Errors
 /// As [`place_of`].
 pub(crate) fn place_from(
-    (root, folder): (OwnedFd, OwnedFd),
+    root: OwnedFd,
+    folder: OwnedFd,
     path: &Path,
     refuse: &dyn Fn(&FileMount) -> Option<Served>,
 ) -> io::Result<OwnedFd> {
-    walk(vec![root, folder], path, (LastLink::Follow, MagicLinks::Refuse), refuse)
+    walk(vec![root, folder], path, LastLink::Follow, MagicLinks::Refuse, refuse)
 }
 
 /// Opens a place by a path that the caller of this program has named, and that leads wherever this program itself may go.
@@ -79,14 +80,15 @@ pub(crate) fn place_from(
 /// # Errors
 /// As [`place_of`], but magic links are followed.
 pub(crate) fn place_from_here(path: &Path, refuse: &dyn Fn(&FileMount) -> Option<Served>) -> io::Result<OwnedFd> {
-    walk(vec![unasked::place(Path::new("/"))?], path, (LastLink::Follow, MagicLinks::Follow), refuse)
+    walk(vec![unasked::place(Path::new("/"))?], path, LastLink::Follow, MagicLinks::Follow, refuse)
 }
 
 /// The first of `start` is the root, the last is the folder in which the path begins.
 fn walk(
     start: Vec<OwnedFd>,
     path: &Path,
-    (last, magic): (LastLink, MagicLinks),
+    last: LastLink,
+    magic: MagicLinks,
     refuse: &dyn Fn(&FileMount) -> Option<Served>,
 ) -> io::Result<OwnedFd> {
     let mut folders = start.into_iter().map(|place| checked(place, refuse)).collect::<io::Result<Vec<_>>>()?;
@@ -247,7 +249,7 @@ mod tests {
         fs::write(folder.0.join("root/a/b/file"), "beside").unwrap();
         let read = |path: &str| {
             let start = |path: &str| unasked::place(&folder.0.join(path)).unwrap();
-            let place = place_from((start("root"), start("root/a/b")), Path::new(path), &|_| None).unwrap();
+            let place = place_from(start("root"), start("root/a/b"), Path::new(path), &|_| None).unwrap();
             io::read_to_string(unasked::reopen(place).unwrap()).unwrap()
         };
         assert_eq!(

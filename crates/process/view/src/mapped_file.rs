@@ -160,7 +160,7 @@ impl<'a> Opener<'a> {
         let root = unasked::place(&self.process.path("root"))?;
         let refuse = |place: &FileMount| self.refuse(place);
         if !path.is_absolute() {
-            return place_from((root, unasked::place(&self.process.path("cwd"))?), path, &refuse);
+            return place_from(root, unasked::place(&self.process.path("cwd"))?, path, &refuse);
         }
         // Where every file system may be asked, one call does it.
         let at_once = || unasked::place_in_root(&root, path, last == LastLink::Follow);

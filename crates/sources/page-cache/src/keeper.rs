@@ -191,7 +191,7 @@ impl Keeper {
         match prepare(&file, path, offsets, self.huge, effort, Budget::UNLIMITED) {
             Ok(prepared) => {
                 let is_same = before.as_ref().is_some_and(|known| known.huge == prepared.extents.huge);
-                let (known, locked) = self.lock((&file, identity), before, &prepared.extents, (user, share));
+                let (known, locked) = self.lock(&file, identity, before, &prepared.extents, user, share);
                 self.files.insert(path.to_owned(), known);
                 report(if is_same { KeptFile::Same } else { KeptFile::Prepared(prepared) }, locked)
             }
@@ -210,13 +210,15 @@ impl Keeper {
         }
     }
 
-    /// Locks the parts in huge folios that are not locked, within the budget.
+    /// Locks the parts in huge folios that are not locked, within the budget. The files of one user get `share` bytes.
     fn lock(
         &self,
-        (file, identity): (&File, FileIdentity),
+        file: &File,
+        identity: FileIdentity,
         before: Option<Known>,
         extents: &HugeExtents,
-        (user, share): (Option<u32>, u64),
+        user: Option<u32>,
+        share: u64,
     ) -> (Known, Option<LockedFile>) {
         let before = before.unwrap_or_else(|| Known::new(identity));
         let huge = extents.huge.clone();

@@ -61,7 +61,8 @@ impl<'a, C: PageCache> Making<'a, C> {
         cache: C,
         path: &'a Path,
         huge_page: PageSize,
-        (effort, budget): (Effort, Budget<'a>),
+        effort: Effort,
+        budget: Budget<'a>,
         blocks: Range<u64>,
     ) -> Result<Self, Error> {
         let now = cache.look(&blocks)?;

@@ -73,7 +73,7 @@ pub fn prepare(
     }
     let identity = FileIdentity::of(&metadata);
     let cache = KernelCache { file, huge, begin };
-    let making = Making::new(cache, path, huge, (effort, budget), blocks)?;
+    let making = Making::new(cache, path, huge, effort, budget, blocks)?;
     let mut work = Work { making };
     let rest = work.fill(&identity)?;
     work.result(rest)

@@ -160,7 +160,7 @@ fn name_lifted_code(
         if ranges.is_empty() {
             continue;
         }
-        let names = files.map(|files| names_of((process, files), &space, object, &ranges, &mut budget));
+        let names = files.map(|files| names_of(process, files, &space, object, &ranges, &mut budget));
         let (source, symbols) = names.unwrap_or((SymbolSource::Nothing, Vec::new()));
         let bytes = ranges.bytes();
         summary.objects.push(ObjectNames { path: object.path.clone(), source, symbols: symbols.len(), bytes });
@@ -178,7 +178,8 @@ fn name_lifted_code(
 
 /// The names of the code in `ranges` of the process; none if the object's file can no longer be opened.
 fn names_of(
-    (process, files): (&ProcessFiles, &SymbolFiles),
+    process: &ProcessFiles,
+    files: &SymbolFiles,
     space: &AddressSpace,
     object: &LoadedObject,
     ranges: &RangeSet,

@@ -261,7 +261,7 @@ impl PageCache for &Simulated {
 
 fn making<'a>(cache: &'a Simulated, budget: Budget<'a>) -> Result<Making<'a, &'a Simulated>, Error> {
     let (blocks, huge) = (0..cache.blocks.borrow().len() as u64, PageSize::new(HUGE).unwrap());
-    Making::new(cache, Path::new("/file"), huge, (Effort::Once, budget), blocks)
+    Making::new(cache, Path::new("/file"), huge, Effort::Once, budget, blocks)
 }
 
 const LATE: Budget<'static> = Budget { users: Users::OncePagesStay, ..Budget::UNLIMITED };
