@@ -13,6 +13,7 @@ use alloc::string::{String, ToString};
 use lift_execution::Executor;
 use lift_plan::ThpMode;
 use linux_raw::kernel::general::{S_IFMT, S_IFREG, statx};
+use machine_facts::Looks;
 
 /// Most bytes that one call collapses; the call holds the process's memory lock.
 const AT_ONCE: u64 = 64 << 20;
@@ -80,7 +81,9 @@ pub enum Unadvised {
 pub fn advise(range: AddressRange) -> Result<Advised, Unadvised> {
     let started = linux_raw::monotonic_microseconds();
     let base = Auxiliary::read().ok_or(Unadvised::NotSeen("found no /proc/self"))?.base_page;
-    let thp = machine_facts(base).thp.ok_or(Unadvised::NotSeen("this kernel has no transparent huge pages"))?;
+    let thp = machine_facts(base, Looks { at_pools: false, at_memory: true })
+        .thp
+        .ok_or(Unadvised::NotSeen("this kernel has no transparent huge pages"))?;
     let smaps = files::text(c"/proc/thread-self/smaps");
     let smaps = smaps.ok().and_then(|text| parse_smaps(&text).ok()).ok_or(Unadvised::NotSeen("smaps is unreadable"))?;
     let pagemap = Pagemap::open(base).map_err(|_| Unadvised::NotSeen("found no /proc/self/pagemap"))?;

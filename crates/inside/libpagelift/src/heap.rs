@@ -9,6 +9,7 @@ use address_space::{AddressRange, dense_runs, may_be_collapsed, parse_smaps};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use lift_execution::Executor;
+use machine_facts::Looks;
 
 /// Most bytes that one call collapses; the call holds the process's memory lock.
 const AT_ONCE: u64 = 64 << 20;
@@ -34,7 +35,10 @@ pub struct Collapsed {
 pub fn collapse() -> Result<Collapsed, String> {
     let started = linux_raw::monotonic_microseconds();
     let base = Auxiliary::read().ok_or("found no /proc/self")?.base_page;
-    let huge = machine_facts(base).thp.ok_or("this kernel has no transparent huge pages")?.size;
+    let huge = machine_facts(base, Looks { at_pools: false, at_memory: true })
+        .thp
+        .ok_or("this kernel has no transparent huge pages")?
+        .size;
     let smaps = files::text(c"/proc/thread-self/smaps").map_err(|_| "found no /proc/thread-self/smaps")?;
     let usages = parse_smaps(&smaps).map_err(|error| error.to_string())?;
     let pagemap = Pagemap::open(base).map_err(|_| "found no /proc/self/pagemap")?;

@@ -12,7 +12,7 @@ use alloc::borrow::ToOwned;
 use alloc::string::{String, ToString};
 use lift_execution::CallError;
 use lift_plan::{MachineFacts, Plan, Policy, Probes, ProcessFacts, plan, special_mappings};
-use machine_facts::{CachedFiles, touched_memory};
+use machine_facts::{CachedFiles, Looks, touched_memory};
 
 /// The facts of this process at one moment, and the plan for it.
 pub struct Seen {
@@ -30,7 +30,7 @@ pub struct Seen {
 /// A text that says what could not be read.
 pub fn look(policy: &Policy, lifted: &[records::LiftRecord]) -> Result<Seen, String> {
     let auxiliary = Auxiliary::read().ok_or_else(no_proc)?;
-    let machine = machine_facts(auxiliary.base_page);
+    let machine = machine_facts(auxiliary.base_page, Looks::for_policy(policy));
     let space = own_space().map_err(|error| error.to_string())?;
     let objects = objects_of(&space, &auxiliary);
     let restrictions = LiveRestrictions::of(&objects);

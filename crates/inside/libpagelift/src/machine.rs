@@ -20,10 +20,10 @@ impl Files for System {
     }
 }
 
-/// The machine's facts for a plan that concerns this process.
-pub fn machine_facts(base_page: PageSize) -> MachineFacts {
+/// The machine's facts for a plan that concerns this process, as far as `looks` goes.
+pub fn machine_facts(base_page: PageSize, looks: Looks) -> MachineFacts {
     let kernel = Kernel { base_page, release: linux_raw::kernel_release(), thp_size: pmd_size(&System, THP) };
-    let facts = facts_of(&System, &kernel, "/proc/self", Looks::EVERYWHERE);
+    let facts = facts_of(&System, &kernel, "/proc/self", looks);
     if is_thp_off(&System.text("/proc/self/status").unwrap_or_default()) {
         return facts.with_thp_off_in_process();
     }
@@ -55,7 +55,8 @@ mod tests {
 
     fn compare() {
         let base_page = crate::auxiliary::Auxiliary::read().unwrap().base_page;
-        let (inside, outside) = (machine_facts(base_page), machine_facts::machine_facts(std::process::id() as i32));
+        let (inside, outside) =
+            (machine_facts(base_page, Looks::EVERYWHERE), machine_facts::machine_facts(std::process::id() as i32));
         let sizes = |facts: &MachineFacts| facts.pools.iter().map(|pool| pool.size).collect::<Vec<_>>();
         assert_eq!(sizes(&inside), sizes(&outside));
         assert_eq!(inside.thp, outside.thp);
