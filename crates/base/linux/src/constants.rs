@@ -20,18 +20,10 @@ pub const PR_SET_MM: u64 = 35;
 pub const PR_SET_MM_MAP: u64 = 14;
 /// `PR_SET_MM_MAP_SIZE`.
 pub const PR_SET_MM_MAP_SIZE: u64 = 15;
-/// `PR_GET_MDWE` (Linux 6.3).
-pub const PR_GET_MDWE: u64 = 66;
 /// Shift of the page size in `mmap`'s flags (`linux/mman.h`).
 pub const MAP_HUGE_SHIFT: u32 = 26;
 /// Auxiliary vector: address of the program headers (`linux/auxvec.h`).
 pub const AT_PHDR: u64 = 3;
-/// Auxiliary vector: size of one program header.
-pub const AT_PHENT: u64 = 4;
-/// Auxiliary vector: number of program headers.
-pub const AT_PHNUM: u64 = 5;
-/// Auxiliary vector: base address of the dynamic linker; 0 without one.
-pub const AT_BASE: u64 = 7;
 /// Auxiliary vector: entry point of the program.
 pub const AT_ENTRY: u64 = 9;
 /// Auxiliary vector: 1 if the program has more rights than its user.

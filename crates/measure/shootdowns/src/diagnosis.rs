@@ -132,11 +132,6 @@ pub(crate) struct Subject {
     object: Option<usize>,
 }
 
-/// The allocator of a running process; `None` if it cannot be read.
-pub fn allocator_of(pid: i32) -> Option<Allocator> {
-    Some(Allocator::of(&Program::of_process(&ProcessCode::of(pid).ok()?)?))
-}
-
 impl Subject {
     /// The cause of the shootdowns of a process that was watched for this number of seconds.
     pub fn diagnose(&self, process: &ProcessSummary, seconds: f64) -> Diagnosis {

@@ -92,8 +92,6 @@ pub struct LiveProcess {
     told: Option<Instant>,
     /// Times for which threads were stopped or stopping, and their number.
     standstill: Standstill,
-    /// A thread is stopped by job control, and stays so.
-    stopped_by_shell: bool,
     /// All threads may be stopped for the calls of one: they have stopped together so far.
     may_stop_all: bool,
     /// Why the process is left alone from now on.
@@ -121,7 +119,6 @@ impl LiveProcess {
             since: None,
             told: None,
             standstill: Standstill::default(),
-            stopped_by_shell: false,
             may_stop_all: true,
             over: None,
             filters: Filters::None,
@@ -143,11 +140,6 @@ impl LiveProcess {
     /// The seccomp filters of the thread that was stopped to make calls.
     pub fn filters(&self) -> &Filters {
         &self.filters
-    }
-
-    /// True if job control has stopped the process.
-    pub fn is_stopped_by_shell(&self) -> bool {
-        self.stopped_by_shell
     }
 
     /// Stops one thread that can make calls, preferably one in a system call. Where the threads compete for CPUs, all are stopped.
@@ -559,7 +551,6 @@ impl LiveProcess {
             self.stopped.insert(thread, Held { thread: stopped, signal: 0 });
             return Err(self.note_exec());
         }
-        self.stopped_by_shell |= stop.is_group_stop();
         let signal = stop.delivered_signal();
         // The program must not see an error that only this stop has caused.
         let (before, waits) = (self.inflight.get(&thread), Some(&mut self.waits));
