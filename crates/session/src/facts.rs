@@ -47,7 +47,7 @@ pub fn plan_for(
     plan_seen(stop.pid(), seen, machine, policy, preparation, ahead, found)
 }
 
-/// What was read before the program was stopped.
+/// Facts that were read before the program was stopped.
 #[derive(Default)]
 pub struct ReadAhead<'a> {
     /// The store of images.

@@ -8,7 +8,8 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use options::Policy;
 
-/// Returns the touched pages of the anonymous memory of objects and of the heap. `touched` returns those of a range.
+/// Returns the touched pages of the anonymous memory of objects and of the heap. `touched` reads the touched pages of a
+/// range.
 ///
 /// # Errors
 /// The first error of `touched`.

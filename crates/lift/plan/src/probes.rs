@@ -29,7 +29,7 @@ pub trait CodeReader {
     fn read_memory(&mut self, at: Address, into: &mut [u8]) -> Option<()>;
 }
 
-/// The memory of a process that must not be copied, since a tracer looks for it at its place in a file.
+/// The memory of a process that must not be copied, since a tracer finds it by its place in a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Probes {
     /// Pages of code that hold a breakpoint or a uprobe.
