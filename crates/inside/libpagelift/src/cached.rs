@@ -88,11 +88,23 @@ impl Probe {
         let at = unsafe { linux_raw::mmap(0, whole, linux::PROT_NONE as i32, flags, -1, 0) }?;
         let reserved = AddressRange::sized(Address(at as u64), whole as u64);
         let start = reserved.start().align_up(size).unwrap_or(reserved.start());
-        let probe = Self { range: AddressRange::sized(start, length), reserved };
+        let range = AddressRange::sized(start, length);
         let (flags, bits) = (linux::MAP_PRIVATE | linux::MAP_FIXED, linux::PROT_READ as i32);
         // SAFETY:
         // - the place is in the reservation above, which has no other user.
-        unsafe { linux_raw::mmap(start.0 as usize, length as usize, bits, flags, file.descriptor(), offset) }?;
+        let mapped =
+            unsafe { linux_raw::mmap(start.0 as usize, length as usize, bits, flags, file.descriptor(), offset) };
+        if let Err(errno) = mapped {
+            // The call may have removed the reservation there, and another thread may have mapped something in its
+            // place.
+            for rest in reserved.without(range).into_iter().filter(|rest| !rest.is_empty()) {
+                // SAFETY:
+                // - the reservation was made above, and only this function uses it.
+                let _ = unsafe { linux_raw::munmap(rest) };
+            }
+            return Err(errno);
+        }
+        let probe = Self { range, reserved };
         // SAFETY:
         // - this advice keeps all contents. Without it a touch reads more of the file than its page.
         let _ = unsafe { linux_raw::madvise(probe.range, linux::MADV_RANDOM) };
