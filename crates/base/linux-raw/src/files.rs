@@ -149,18 +149,35 @@ pub fn cached_status(path: &CStr) -> Result<linux::statx, Errno> {
     Ok(unsafe { status.assume_init() })
 }
 
-/// `cachestat` (Linux 6.5): the number of base pages of a part of an open file that are in the page cache. Nothing is read.
+/// Pages of a part of a file, as the kernel counts them (`struct cachestat`, `linux/mman.h`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedPages {
+    /// In the page cache.
+    pub cached: u64,
+    /// Cached pages that have changed and are not yet written back.
+    pub dirty: u64,
+    /// Cached pages that are being written back.
+    pub writeback: u64,
+    /// Dropped by reclaim.
+    pub evicted: u64,
+    /// Dropped by reclaim a short time ago.
+    pub recently_evicted: u64,
+}
+
+/// `cachestat` (Linux 6.5): counts the base pages of a part of an open file that are in the page cache. Nothing is read. A
+/// length of 0 means the rest of the file.
 ///
 /// # Errors
 /// Those of cachestat(2).
-pub fn cached_pages(descriptor: i32, offset: u64, length: u64) -> Result<u64, Errno> {
-    // `struct cachestat_range` and `struct cachestat` (`linux/mman.h`).
-    let (range, mut counts) = ([offset, length], [0u64; 5]);
-    let arguments = [descriptor as usize, range.as_ptr() as usize, counts.as_mut_ptr() as usize, 0];
+pub fn cached_pages(descriptor: i32, offset: u64, length: u64) -> Result<CachedPages, Errno> {
+    // `struct cachestat_range` (`linux/mman.h`).
+    let (range, mut counts) = ([offset, length], CachedPages::default());
+    let arguments = [descriptor as usize, range.as_ptr() as usize, (&raw mut counts) as usize, 0];
     // SAFETY:
     // - both structures are of 64-bit numbers, two and five, and the kernel writes to `counts` alone.
     unsafe { call_with(linux::__NR_cachestat, arguments) }?;
-    Ok(counts[0])
+    Ok(counts)
 }
 
 /// `posix_fadvise` with `POSIX_FADV_DONTNEED`: drops clean pages of a part of an open file from the page cache, unless a process

@@ -35,8 +35,8 @@ pub use x86_64::{stack_pointer, thread_pointer};
 
 pub use file_identity::{FileIdentity, device_number, device_numbers};
 pub use files::{
-    cached_pages, cached_status, close, evict, ioctl, open, read, read_at, read_link, read_to, read_uninterrupted,
-    status_of, userfaultfd, write, write_pieces,
+    CachedPages, cached_pages, cached_status, close, evict, ioctl, open, read, read_at, read_link, read_to,
+    read_uninterrupted, status_of, userfaultfd, write, write_pieces,
 };
 /// The kernel's constants and structures, generated from its headers.
 pub use linux_raw_sys as kernel;

@@ -1,5 +1,6 @@
 //! The part of a file that is in the page cache (cachestat(2)).
 
+pub use linux_raw::CachedPages;
 use nix::sys::statfs::FsType;
 use std::fs::File;
 use std::io;
@@ -12,29 +13,6 @@ pub const SYS_CACHESTAT: libc::c_long = 451;
 /// `OVERLAYFS_SUPER_MAGIC` (`linux/magic.h`).
 const OVERLAYFS: FsType = FsType(0x794c_7630);
 
-/// `struct cachestat_range` (`linux/mman.h`), in bytes.
-#[repr(C)]
-struct ByteRange {
-    offset: u64,
-    length: u64,
-}
-
-/// Pages of a part of a file, as the kernel counts them (`struct cachestat`, `linux/mman.h`).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CachedPages {
-    /// In the page cache.
-    pub cached: u64,
-    /// Cached pages that have changed and are not yet written back.
-    pub dirty: u64,
-    /// Cached pages that are being written back.
-    pub writeback: u64,
-    /// Dropped by reclaim.
-    pub evicted: u64,
-    /// Dropped by reclaim a short time ago.
-    pub recently_evicted: u64,
-}
-
 /// Counts the base pages of a part of a file that are in the page cache. Nothing is read.
 ///
 /// # Errors
@@ -42,20 +20,15 @@ pub struct CachedPages {
 /// for hugetlbfs, and for overlayfs, where the kernel counts the pages of the file above the layers, which never has any
 /// (seen with 7.3).
 pub fn cached_pages(file: &File, offsets: Range<u64>) -> io::Result<CachedPages> {
-    let range = ByteRange { offset: offsets.start, length: offsets.end.saturating_sub(offsets.start) };
-    // A length of 0 means the rest of the file.
-    if range.length == 0 {
+    let length = offsets.end.saturating_sub(offsets.start);
+    // The kernel would count the rest of the file.
+    if length == 0 {
         return Ok(CachedPages::default());
     }
     if nix::sys::statfs::fstatfs(file)?.filesystem_type() == OVERLAYFS {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
-    let mut counts = CachedPages::default();
-    // SAFETY:
-    // - both structures have the layout of `linux/mman.h`, and the kernel writes to `counts` alone.
-    let result =
-        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0 as libc::c_uint) };
-    if result == 0 { Ok(counts) } else { Err(io::Error::last_os_error()) }
+    linux_raw::cached_pages(file.as_raw_fd(), offsets.start, length).map_err(io::Error::from_raw_os_error)
 }
 
 #[cfg(test)]

@@ -205,7 +205,7 @@ impl Advising {
             let offset = mapping.offset + (block.start() - mapping.range.start());
             let cached = file.as_ref().and_then(|file| {
                 let pages = linux_raw::cached_pages(file.descriptor(), offset, block.len()).ok()?;
-                Some(pages * self.base.bytes())
+                Some(pages.cached * self.base.bytes())
             });
             match cached.unwrap_or(0).max(touched.bytes_in(block)) {
                 0 => empty += block.len(),

@@ -65,7 +65,8 @@ fn huge_parts_of(
 /// cached would only read it from the disk. If the kernel does not report it, all may be.
 fn cached_blocks(file: &File, offsets: Range<u64>, size: PageSize, base_page: PageSize) -> impl Fn(u64) -> bool {
     let pages = move |length: u64| length / base_page.bytes();
-    let cached = |offset, length| linux_raw::cached_pages(file.descriptor(), offset, length).ok();
+    let cached =
+        |offset, length| linux_raw::cached_pages(file.descriptor(), offset, length).ok().map(|pages| pages.cached);
     let length = offsets.end - offsets.start;
     // This program executes the file, so some pages are cached: overlayfs reports none.
     let all = cached(offsets.start, length).is_none_or(|found| found == 0 || found >= pages(length));
