@@ -82,21 +82,20 @@ pub fn look(
         let is_shared_memory = mapping.shared && devices.contains(mapping.device);
         let fits = !mapping.range.whole_pages(size).is_empty() && !usage.has_flag("ht");
         if kind == MemoryKind::File && fits && !is_shared_memory && budget.spend(size_of::<FileView>() as u64) {
-            files.entry((mapping.device, mapping.inode, mapping.path())).or_default().push(usage);
+            files.entry((mapping.file_numbers(), mapping.path())).or_default().push(usage);
         }
     }
     let (pagemap, mut found) = (Pagemap::open(pid, base_page()).ok(), DataFiles::default());
-    for ((device, inode, path), usages) in files {
+    for ((numbers, path), usages) in files {
         let path = path.unwrap_or_default();
-        let (mut file, mut cached) =
-            (CachedFile { path: path.to_owned(), device, inode, ..CachedFile::default() }, None);
+        let (mut file, mut cached) = (CachedFile { path: path.to_owned(), numbers, ..CachedFile::default() }, None);
         let start = usages.iter().map(|usage| usage.mapping.offset).min().unwrap_or(0);
         let end = usages.iter().map(|usage| usage.mapping.offset.saturating_add(usage.mapping.range.len())).max();
         let offsets = start..end.unwrap_or(0);
         let why = |why: String| Some(CacheShortfall { why, fix: None });
         match open_mapped(&process, &usages[0].mapping) {
             _ if Instant::now() >= until => file.shortfall = why("there was no time to read it".to_owned()),
-            Ok(Some((opened, identity))) if identity.inode == inode => {
+            Ok(Some((opened, identity))) if identity.inode == numbers.inode => {
                 let effort = effort_in_place(how);
                 let prepared = prepare_mapped(&opened, Path::new(path), offsets.clone(), size, effort, available);
                 (file.huge, file.shortfall) = (prepared.huge, prepared.shortfall);

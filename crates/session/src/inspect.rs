@@ -13,8 +13,8 @@ use crate::shared::{InPlaceAmounts, InPlaceReports};
 use crate::start::base::base_for_file;
 use crate::{SessionError, images};
 use address_space::{
-    Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, Mapping, MappingName, MappingUsage,
-    ObjectRole, PageSize, Protection, RangeSet,
+    Address, AddressRange, AddressSpace, ElfImage, ElfKind, FileNumbers, LoadedObject, Mapping, MappingName,
+    MappingUsage, ObjectRole, PageSize, Protection, RangeSet,
 };
 use lift_plan::{
     BaseChoice, CachedFile, Coverable, Later, MOST_NOTE_BYTES, MachineFacts, Method, Part, Plan, Policy, PoolPages,
@@ -357,8 +357,13 @@ pub fn inspect_file(
     let mut process = as_loaded(path, image, bias, machine.base_page);
     let own_path = Some(path.display().to_string());
     let shortfall = known.and_then(KnownFile::shortfall).cloned();
-    process.cached =
-        vec![CachedFile { path: name.clone(), inode: FILE_INODE, huge, shortfall, own_path, ..CachedFile::default() }];
+    process.cached = vec![CachedFile {
+        path: name.clone(),
+        numbers: FileNumbers { device: (0, 0), inode: FILE_INODE },
+        huge,
+        shortfall,
+        own_path,
+    }];
     let mut left = MOST_NOTE_BYTES;
     process.semaphores = semaphores_in(&process, &machine, policy, |object| {
         semaphores_of(&object.image, &mut left, |offset, into| file.read_exact_at(into, offset).ok())

@@ -30,7 +30,7 @@ pub use dense::{dense_runs, may_be_collapsed};
 pub use elf::{ElfError, ElfImage, ElfKind, LoadSegment};
 pub use images::drop_images;
 pub use kernel_writes::{ProcessFiles, kernel_may_write};
-pub use maps::{Mapping, MappingName, MapsError, parse_maps};
+pub use maps::{FileNumbers, Mapping, MappingName, MapsError, parse_maps};
 pub use object::{FileKey, LoadedObject, ObjectRole, bias_of, file_groups};
 pub use page_size::{ByteCount, PageSize, PageSizeError, SizeDirectory, byte_count, format_bytes, parse_bytes};
 pub use process_stat::{ProcessStat, StatCounters};

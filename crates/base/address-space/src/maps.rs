@@ -74,7 +74,21 @@ pub struct Mapping {
     pub name: MappingName,
 }
 
+/// The file of a mapping by its numbers, as maps shows them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileNumbers {
+    /// Major and minor number of the device. They differ from stat's on btrfs and overlayfs.
+    pub device: (u32, u32),
+    /// Inode number; 0 for anonymous memory.
+    pub inode: u64,
+}
+
 impl Mapping {
+    /// The numbers of its file.
+    pub fn file_numbers(&self) -> FileNumbers {
+        FileNumbers { device: self.device, inode: self.inode }
+    }
+
     /// True for private memory with no file behind it that the kernel backs with ordinary or transparent huge pages.
     pub fn is_plain_anonymous(&self) -> bool {
         !self.shared

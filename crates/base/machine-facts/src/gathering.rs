@@ -91,7 +91,7 @@ pub fn cached_files(
     for object in process.objects.iter().filter(|object| policy.objects.chooses(object)) {
         let mappings = mappings_of(object, &process.space, size);
         let Some(first) = mappings.first() else { continue };
-        let (path, device, inode) = (object.path.clone(), first.device, first.inode);
+        let (path, numbers) = (object.path.clone(), first.file_numbers());
         let congruent: Vec<_> = mappings.into_iter().filter(|mapping| is_congruent(mapping, size)).collect();
         let state = match congruent.is_empty() {
             true => Some(FileState { shortfall: reader.shortfall(object), ..FileState::default() }),
@@ -104,7 +104,7 @@ pub fn cached_files(
             let changed = reader.changed(mapping.range).unwrap_or_else(|| RangeSet::from_iter([mapping.range]));
             changed.iter().for_each(|range| found.changed.insert(range));
         }
-        found.files.push(CachedFile { path, device, inode, huge, own_path, shortfall });
+        found.files.push(CachedFile { path, numbers, huge, own_path, shortfall });
     }
     found
 }
@@ -114,7 +114,7 @@ pub fn cached_files(
 fn mappings_of<'a>(object: &LoadedObject, space: &'a AddressSpace, size: PageSize) -> Vec<&'a Mapping> {
     let of_path = |m: &&Mapping| !m.shared && m.path() == Some(object.path.as_str());
     let Some(first) = space.mappings().iter().find(of_path) else { return Vec::new() };
-    let same = |m: &&Mapping| (m.device, m.inode) == (first.device, first.inode) && !m.protection.write;
+    let same = |m: &&Mapping| m.file_numbers() == first.file_numbers() && !m.protection.write;
     let fits = |m: &&Mapping| !m.range.whole_pages(size).is_empty();
     space.mappings().iter().filter(of_path).filter(same).filter(fits).collect()
 }
@@ -192,7 +192,7 @@ a01000-e01000 r--p 00000000 fe:00 9 /lib/other
         let mut reader = Reader::default();
         let found = cached_files(&process(), &machine(), &Policy::default(), &mut reader);
         assert_eq!(reader.asked, [("/bin/exe".to_owned(), 1)]);
-        let files: Vec<_> = found.files.iter().map(|file| (file.inode, file.huge.len())).collect();
+        let files: Vec<_> = found.files.iter().map(|file| (file.numbers.inode, file.huge.len())).collect();
         assert_eq!(files, [(7, 1), (9, 0)]);
         // Every page may have been written if the kernel does not report it.
         assert_eq!(found.changed, RangeSet::from_iter([range(0x20_0000, 0x40_0000)]));
@@ -204,7 +204,7 @@ a01000-e01000 r--p 00000000 fe:00 9 /lib/other
     fn a_file_that_cannot_be_read_is_left_out() {
         let mut reader = Reader { is_unreadable: true, ..Reader::default() };
         let found = cached_files(&process(), &machine(), &Policy::default(), &mut reader);
-        assert_eq!(found.files.iter().map(|file| file.inode).collect::<Vec<_>>(), [9]);
+        assert_eq!(found.files.iter().map(|file| file.numbers.inode).collect::<Vec<_>>(), [9]);
         let other_size = Policy { page_size: PageSize::new(1 << 30).ok(), ..Policy::default() };
         assert!(cached_files(&process(), &machine(), &other_size, &mut reader).files.is_empty());
     }

@@ -1,7 +1,7 @@
 //! The facts about a process on which a plan depends.
 
 use crate::facts::SpecialMapping;
-use address_space::{AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, RangeSet};
+use address_space::{AddressRange, AddressSpace, FileNumbers, LoadedObject, Mapping, PageSize, RangeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -33,14 +33,12 @@ pub struct CacheShortfall {
 }
 
 /// The parts of an object's file that are in huge folios of the page cache.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CachedFile {
     /// The object's path, as maps shows it.
     pub path: String,
-    /// Major and minor number of its device, as maps shows them.
-    pub device: (u32, u32),
-    /// Its inode number, as maps shows it: another file may have had the path before.
-    pub inode: u64,
+    /// Its numbers, as maps shows them: another file may have had the path before.
+    pub numbers: FileNumbers,
     /// The parts in huge folios, as offsets in bytes, in their order.
     pub huge: Vec<Range<u64>>,
     /// Path by which the process itself opens the same file, if there is one.
@@ -52,7 +50,7 @@ pub struct CachedFile {
 impl CachedFile {
     /// True if the mapping shows this file.
     pub fn is_shown_by(&self, mapping: &Mapping) -> bool {
-        (mapping.device, mapping.inode) == (self.device, self.inode) && mapping.path() == Some(self.path.as_str())
+        mapping.file_numbers() == self.numbers && mapping.path() == Some(self.path.as_str())
     }
 
     /// True if the whole part is in huge folios.
@@ -105,7 +103,8 @@ mod tests {
 
     #[test]
     fn a_mapping_shows_a_file_by_its_path_device_and_inode_together() {
-        let file = CachedFile { path: "/bin/exe".into(), device: (0xfe, 0), inode: 7, ..CachedFile::default() };
+        let numbers = FileNumbers { device: (0xfe, 0), inode: 7 };
+        let file = CachedFile { path: "/bin/exe".into(), numbers, ..CachedFile::default() };
         let lines = "\
 1000-2000 r-xp 0 fe:00 7 /bin/exe
 2000-3000 r-xp 0 fe:00 8 /bin/exe

@@ -1,7 +1,7 @@
 //! Segments of memory, and the places where processes have mapped them.
 
 use crate::{Reason, SegmentKind};
-use address_space::{AddressRange, PageSize, RangeSet};
+use address_space::{AddressRange, FileNumbers, PageSize, RangeSet};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -17,6 +17,13 @@ pub struct SegmentKey {
     pub kind: SegmentKind,
     /// The IPC namespace of a System V segment, the PID of private memory; 0 for other kinds.
     pub scope: u64,
+}
+
+impl SegmentKey {
+    /// The numbers of the segment's file.
+    pub fn numbers(&self) -> FileNumbers {
+        FileNumbers { device: self.device, inode: self.inode }
+    }
 }
 
 /// One mapping of a segment in one process.

@@ -1,6 +1,7 @@
 //! Rights of a process, to be compared with this program's rights before it executes a program that the process chose.
 
 use crate::{ObservationError, ProcessFiles};
+use address_space::FileNumbers;
 use linux::unasked;
 use nix::libc;
 use std::collections::BTreeSet;
@@ -28,7 +29,7 @@ pub struct ProcessRights {
     /// The namespaces' links; `None` where the kernel has no such namespace.
     namespaces: [Option<PathBuf>; 8],
     /// Device and inode of its root folder.
-    root: ((u32, u32), u64),
+    root: FileNumbers,
     /// The label of the security module; empty without one.
     label: Vec<u8>,
 }
@@ -71,7 +72,7 @@ impl ProcessRights {
             Err(error) => return Err(error),
         };
         let StatusRights { users, group_ids, groups, capabilities, no_new_privileges, seccomp } = status;
-        let root = (root.device, root.inode);
+        let root = FileNumbers { device: root.device, inode: root.inode };
         Ok(Self { users, group_ids, groups, capabilities, no_new_privileges, seccomp, namespaces, root, label })
     }
 
@@ -183,7 +184,7 @@ mod tests {
             ((|other| other.namespaces[0] = Some("user:[1]".into())) as fn(&mut ProcessRights), "user namespace"),
             (|other| other.namespaces[1] = Some("mnt:[1]".into()), "container"),
             (|other| other.namespaces[7] = Some("time:[1]".into()), "container"),
-            (|other| other.root.1 += 1, "root folder"),
+            (|other| other.root.inode += 1, "root folder"),
             (|other| other.capabilities[1] = 2, "capabilities"),
             (|other| (other.users, other.capabilities[2]) = ([0; 4], 3), "capabilities"),
             (|other| other.seccomp = (2, 1), "seccomp"),

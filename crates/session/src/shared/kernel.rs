@@ -199,7 +199,7 @@ fn shows(pid: i32, start: u64, key: SegmentKey, addresses: AddressRange) -> bool
     let mut shown = addresses.start();
     for mapping in space.mappings().iter().filter(|mapping| mapping.range.overlaps(addresses)) {
         let is_same = mapping.shared
-            && (mapping.device, mapping.inode) == (key.device, key.inode)
+            && mapping.file_numbers() == key.numbers()
             && mapping.range.start().0.wrapping_sub(mapping.offset) == start;
         if !is_same || mapping.range.start() > shown {
             return false;

@@ -1,6 +1,6 @@
 //! All processes of the machine that have mapped a segment, and their page tables.
 
-use address_space::Mapping;
+use address_space::{FileNumbers, Mapping};
 use machine_facts::meminfo_bytes;
 use process_view::{ProcessFiles, each_process};
 use shared_memory::{SegmentKey, SegmentKind};
@@ -55,20 +55,17 @@ impl Sharers {
     }
 }
 
-/// Device and inode, as maps shows them.
-type Numbers = ((u32, u32), u64);
-
 /// Finds segments by device and inode.
 pub(super) struct Segments {
     /// Index of each segment, and whether it is a System V segment.
-    by_number: BTreeMap<Numbers, Vec<(usize, bool)>>,
+    by_number: BTreeMap<FileNumbers, Vec<(usize, bool)>>,
 }
 
 impl Segments {
     pub fn new<'a>(keys: impl IntoIterator<Item = &'a SegmentKey>) -> Self {
         let mut by_number = BTreeMap::<_, Vec<_>>::new();
         for (index, key) in keys.into_iter().enumerate() {
-            by_number.entry((key.device, key.inode)).or_default().push((index, key.kind == SegmentKind::SystemV));
+            by_number.entry(key.numbers()).or_default().push((index, key.kind == SegmentKind::SystemV));
         }
         Self { by_number }
     }
@@ -76,7 +73,7 @@ impl Segments {
     /// The indices of the segments that a mapping can show. System V segments of other IPC namespaces may be among them.
     pub fn shown_by(&self, mapping: &Mapping) -> impl Iterator<Item = usize> {
         let is_system_v = mapping.path().is_some_and(|path| path.starts_with("/SYSV"));
-        let found = self.by_number.get(&(mapping.device, mapping.inode)).into_iter().flatten();
+        let found = self.by_number.get(&mapping.file_numbers()).into_iter().flatten();
         found.filter(move |(_, of_system_v)| *of_system_v == is_system_v).map(|(index, _)| *index)
     }
 }

@@ -1,7 +1,8 @@
 //! Finds which processes map which image.
 
 use crate::{Image, StoreError};
-use nix::sys::stat::{major, minor};
+use address_space::FileNumbers;
+use linux::device_numbers;
 use process_view::{ObservationError, ProcessFiles, Unanswered, each_process};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -9,7 +10,7 @@ use std::io;
 /// The processes that map images.
 #[derive(Clone, Debug, Default)]
 pub struct Users {
-    by_file: BTreeMap<((u32, u32), u64), BTreeSet<i32>>,
+    by_file: BTreeMap<FileNumbers, BTreeSet<i32>>,
     /// Number of processes that this user cannot inspect; they may map images too.
     pub not_permitted: u64,
     /// Processes that do not answer.
@@ -27,7 +28,7 @@ impl Users {
             Ok(Ok(space)) => {
                 let files = space.mappings().iter().filter(|mapping| mapping.inode != 0);
                 for mapping in files {
-                    users.by_file.entry((mapping.device, mapping.inode)).or_default().insert(pid);
+                    users.by_file.entry(mapping.file_numbers()).or_default().insert(pid);
                 }
             }
             Ok(Err(ObservationError::NotPermitted { .. })) => users.not_permitted += 1,
@@ -47,7 +48,7 @@ impl Users {
     /// The processes that map an image.
     pub fn of(&self, image: &Image) -> Vec<i32> {
         let (device, inode) = image.device_and_inode();
-        let device = (major(device) as u32, minor(device) as u32);
-        self.by_file.get(&(device, inode)).into_iter().flatten().copied().collect()
+        let numbers = FileNumbers { device: device_numbers(device), inode };
+        self.by_file.get(&numbers).into_iter().flatten().copied().collect()
     }
 }

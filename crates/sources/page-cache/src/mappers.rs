@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::blocks::offsets_of;
-use address_space::{AddressRange, AddressSpace, Mapping, PageSize, RangeSet};
+use address_space::{AddressRange, AddressSpace, FileNumbers, Mapping, PageSize, RangeSet};
 use linux::bounded::MAPPED_FILES;
 use linux::file_mapping::FileMapping;
 use linux::pagemap::Pagemap;
@@ -58,13 +58,10 @@ impl MappedPart {
     }
 }
 
-/// Device and inode as in `/proc/PID/maps`; on btrfs and overlayfs they differ from those of stat(2).
-type Numbers = ((u32, u32), u64);
-
 /// The files that the running processes map.
 #[derive(Clone, Debug, Default)]
 pub struct MappedFiles {
-    parts: BTreeMap<Numbers, Vec<MappedPart>>,
+    parts: BTreeMap<FileNumbers, Vec<MappedPart>>,
     /// Number of processes that this user cannot inspect.
     pub not_permitted: u64,
     /// Processes that do not answer. Such a process may map any file.
@@ -114,7 +111,7 @@ impl MappedFiles {
     fn add(&mut self, pid: i32, space: &AddressSpace) {
         for mapping in of_files(space) {
             let part = MappedPart { pid, mapping: mapping.clone() };
-            self.parts.entry((mapping.device, mapping.inode)).or_default().push(part);
+            self.parts.entry(mapping.file_numbers()).or_default().push(part);
         }
     }
 
@@ -221,13 +218,13 @@ fn held_pages(pagemap: &Pagemap, addresses: AddressRange) -> std::io::Result<Ran
 }
 
 /// Device and inode of a file, as this process's own maps have them.
-fn numbers_of(file: &File, huge: PageSize) -> Result<Option<Numbers>, Error> {
+fn numbers_of(file: &File, huge: PageSize) -> Result<Option<FileNumbers>, Error> {
     let mapping =
         FileMapping::readable(file, 0, huge.bytes(), huge).map_err(|error| Error::new("mapping the file", error))?;
     let space = ProcessFiles::of(std::process::id() as i32)
         .maps()
         .map_err(|error| Error::new("/proc/self/maps", std::io::Error::other(error)))?;
-    Ok(space.find(mapping.range().start()).map(|found| (found.device, found.inode)))
+    Ok(space.find(mapping.range().start()).map(Mapping::file_numbers))
 }
 
 #[cfg(test)]

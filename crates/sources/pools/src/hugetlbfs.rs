@@ -1,6 +1,7 @@
 //! Files on hugetlbfs that hold pages of the pools, in all mount namespaces that this process can look into.
 
-use address_space::PageSize;
+use address_space::{FileNumbers, PageSize};
+use linux::device_numbers;
 use machine_facts::{Files, System};
 use nix::sys::stat::{major, minor};
 use process_view::{Unanswered, ask_one};
@@ -30,15 +31,11 @@ pub struct HugetlbFile {
     pub bytes: u64,
     /// The identity by which its mappings are found.
     #[serde(skip)]
-    pub(crate) id: FileId,
+    pub(crate) id: FileNumbers,
 }
 
-/// Device, by major and minor number, and inode number of a file.
-pub(crate) type FileId = ((u32, u32), u64);
-
-fn file_id(metadata: &fs::Metadata) -> FileId {
-    let device = metadata.dev();
-    ((major(device) as u32, minor(device) as u32), metadata.ino())
+fn file_id(metadata: &fs::Metadata) -> FileNumbers {
+    FileNumbers { device: device_numbers(metadata.dev()), inode: metadata.ino() }
 }
 
 /// A mount of hugetlbfs.

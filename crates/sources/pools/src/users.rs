@@ -1,8 +1,8 @@
 //! The users of pages of the pools: mappings of processes, and files on hugetlbfs.
 
-use crate::hugetlbfs::{FileId, HugetlbFile, all_mounts, files_on};
+use crate::hugetlbfs::{HugetlbFile, all_mounts, files_on};
 use crate::system_v::{SEGMENTS, Unattached, unattached};
-use address_space::{MappingName, MappingUsage, PageSize};
+use address_space::{FileNumbers, MappingName, MappingUsage, PageSize};
 use machine_facts::{Files, System};
 use process_view::{ObservationError, ProcessFiles, ProcessMemory, Unanswered, each_of, printable};
 use serde::Serialize;
@@ -132,9 +132,9 @@ impl Users {
 /// files that were deleted.
 struct SharedMemory {
     /// The files on mounts. The bytes of such a file are its own, even if processes map it.
-    files: HashSet<FileId>,
+    files: HashSet<FileNumbers>,
     /// The most bytes that a process has mapped of each.
-    most: HashMap<(PageSize, FileId), u64>,
+    most: HashMap<(PageSize, FileNumbers), u64>,
 }
 
 impl SharedMemory {
@@ -145,10 +145,10 @@ impl SharedMemory {
     /// Counts the pages that one process has mapped.
     fn take(&mut self, usages: &[MappingUsage]) {
         // Bytes, and the part of the file from the lowest to the highest offset.
-        let mut own: HashMap<(PageSize, FileId), (u64, u64, u64)> = HashMap::new();
+        let mut own: HashMap<(PageSize, FileNumbers), (u64, u64, u64)> = HashMap::new();
         for usage in usages.iter().filter(|usage| usage.hugetlb > 0 && usage.mapping.shared) {
             let mapping = &usage.mapping;
-            let id = (mapping.device, mapping.inode);
+            let id = mapping.file_numbers();
             let Some(size) = usage.kernel_page_size.filter(|_| !self.files.contains(&id)) else { continue };
             let (bytes, start, end) = own.entry((size, id)).or_insert((0, u64::MAX, 0));
             *bytes += usage.hugetlb;
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn shared_memory_counts_once_unless_a_file_shows_it() {
         let size = PageSize::new(2 << 20).unwrap();
-        let id = |inode| ((0, 0x2a), inode);
+        let id = |inode| FileNumbers { device: (0, 0x2a), inode };
         let file = HugetlbFile { path: "/mnt/b".into(), pid: None, size, bytes: 2 << 20, id: id(9) };
         let mut shared = SharedMemory::beside(&[file]);
         shared.take(&smaps(&[(7, 0, 3), (9, 0, 1)]));

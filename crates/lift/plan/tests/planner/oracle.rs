@@ -120,7 +120,7 @@ pub fn fault_of_cached(program: &Program, page: AddressRange) -> Result<&CachedF
     let facts = &program.facts;
     let shown = facts.space.overlapping(page);
     let [mapping] = shown else { return Err(Reason::NoCachedFile) };
-    let shows = |file: &&CachedFile| mapping.path() == Some(&file.path) && mapping.inode == file.inode;
+    let shows = |file: &&CachedFile| mapping.path() == Some(&file.path) && mapping.inode == file.numbers.inode;
     let file = facts.cached.iter().find(shows).ok_or(Reason::NoCachedFile)?;
     if mapping.shared || !mapping.range.covers(page) {
         return Err(Reason::NoCachedFile);

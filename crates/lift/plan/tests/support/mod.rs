@@ -270,8 +270,8 @@ impl Program {
         let own_path = own_path.then(|| format!("/root{path}"));
         let shows = |mapping: &&Mapping| mapping.path() == Some(path) && !mapping.shared;
         let Some(mapping) = self.mappings.iter().find(shows) else { return };
-        let (path, device, inode) = (path.to_owned(), mapping.device, mapping.inode);
-        self.facts.cached.push(CachedFile { path, device, inode, huge, own_path, shortfall: None });
+        let (path, numbers) = (path.to_owned(), mapping.file_numbers());
+        self.facts.cached.push(CachedFile { path, numbers, huge, own_path, shortfall: None });
     }
 
     /// Every second block of all files of objects is in a huge folio.

@@ -32,7 +32,7 @@ impl SimulatedKernel {
     pub(super) fn file_contents(&self, mapping: &Mapping) -> Vec<Stretch> {
         let mut contents = super::contents::Contents::default();
         contents.set(mapping.range, Content::Foreign(mapping.offset));
-        let same = |m: &&Mapping| (m.device, m.inode) == (mapping.device, mapping.inode);
+        let same = |m: &&Mapping| m.file_numbers() == mapping.file_numbers();
         for shown in self.shown_files.iter().filter(same) {
             let first = mapping.offset.max(shown.offset);
             let end = (mapping.offset + mapping.range.len()).min(shown.offset + shown.range.len());
