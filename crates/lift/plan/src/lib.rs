@@ -38,7 +38,7 @@ pub use cached::{cached_coverable, choose_cached_base};
 pub use mapped::{FileView, MappedFile, plan_files};
 pub use payment::{Later, Paid, Terms, divide, within};
 pub use pieces::{Piece, pieces_of};
-pub use placement::{Placement, Preference, nodes_for, pool_on};
+pub use placement::{Placement, PoolOnNodes, Preference, nodes_for, pool_on};
 pub use plan::{Attempt, Edge, EdgeCure, Method, Part, Plan, PoolPages, RangeLift, Refusal, Source};
 pub use planner::plan;
 pub use price::{Costs, Price};

@@ -64,8 +64,17 @@ pub(crate) fn place(machine: &MachineFacts, numa: Numa) -> Result<Option<Placed>
     Ok(Some(Placed { placement, nodes }))
 }
 
-/// Returns the pages of a pool that are available on the nodes, and those that are available elsewhere only.
-pub fn pool_on(machine: &MachineFacts, pool: &HugePool, nodes: &Nodes) -> (u64, u64) {
+/// The available pages of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolOnNodes {
+    /// Pages that are available on the chosen nodes.
+    pub here: u64,
+    /// Pages that are available only on other nodes.
+    pub elsewhere: u64,
+}
+
+/// Returns the available pages of a pool, divided by the nodes.
+pub fn pool_on(machine: &MachineFacts, pool: &HugePool, nodes: &Nodes) -> PoolOnNodes {
     let free = |node: &NodeFacts| node.pools.iter().filter(|(size, _)| *size == pool.size).map(|(_, free)| free).sum();
     let (mut here, mut all) = (0u64, 0u64);
     for node in machine.numa.iter().flat_map(|facts| &facts.nodes) {
@@ -74,8 +83,8 @@ pub fn pool_on(machine: &MachineFacts, pool: &HugePool, nodes: &Nodes) -> (u64, 
         here += if nodes.contains(node.node) { pages } else { 0 };
     }
     // Pages beyond the free ones are surplus pages, which the kernel may allocate on any node.
-    let available = pool.available.min(here + pool.available.saturating_sub(all));
-    (available, pool.available - available)
+    let here = pool.available.min(here + pool.available.saturating_sub(all));
+    PoolOnNodes { here, elsewhere: pool.available - here }
 }
 
 /// Returns the available memory on the nodes, and the name of that bound; `None` if other bounds are tighter.
@@ -240,10 +249,14 @@ mod tests {
     fn pages_of_other_nodes_are_not_available_but_known() {
         let machine = two_nodes(&[0, 1], None);
         let pool = |available| HugePool { size: size(), total: 42, available };
-        assert_eq!(pool_on(&machine, &pool(42), &nodes(&[0])), (2, 40));
-        assert_eq!(pool_on(&machine, &pool(42), &nodes(&[0, 1])), (42, 0));
-        assert_eq!(pool_on(&machine, &pool(47), &nodes(&[0])), (7, 40));
-        assert_eq!(pool_on(&machine, &pool(1), &nodes(&[0])), (1, 0));
+        let found = |pages, on: &[u32]| {
+            let PoolOnNodes { here, elsewhere } = pool_on(&machine, &pool(pages), &nodes(on));
+            (here, elsewhere)
+        };
+        assert_eq!(found(42, &[0]), (2, 40));
+        assert_eq!(found(42, &[0, 1]), (42, 0));
+        assert_eq!(found(47, &[0]), (7, 40));
+        assert_eq!(found(1, &[0]), (1, 0));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::cached::{CachedPlace, cached_place};
 use crate::groups::{Group, Run, group, kinds_of};
 use crate::kept::{Kept, kept_pages};
 use crate::pieces::{refusal_by_protection, special_in};
-use crate::placement::{Placed, memory_bound, place, pool_on};
+use crate::placement::{Placed, PoolOnNodes, memory_bound, place, pool_on};
 use crate::{
     Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, Method, Numa, ObjectChoice, Pages, Part, Piece,
     Placement, Plan, Policy, PoolLimit, Preference, ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode,
@@ -77,8 +77,8 @@ impl<'a> Planner<'a> {
         let placed = place(machine, policy.numa);
         let nodes = placed.as_ref().ok().and_then(Option::as_ref);
         let pools = machine.pools.iter().map(|pool| {
-            let pages = nodes.map_or((pool.available, 0), |placed| pool_on(machine, pool, &placed.nodes));
-            (pool.size, pages)
+            let anywhere = PoolOnNodes { here: pool.available, elsewhere: 0 };
+            (pool.size, nodes.map_or(anywhere, |placed| pool_on(machine, pool, &placed.nodes)))
         });
         let pools: Vec<_> = pools.collect();
         let (available_left, memory_bound) = memory_bound(machine, nodes);
@@ -87,8 +87,8 @@ impl<'a> Planner<'a> {
             machine,
             policy,
             size,
-            pool_left: pools.iter().map(|(size, (here, _))| (*size, *here)).collect(),
-            pool_elsewhere: pools.iter().map(|(size, (_, elsewhere))| (*size, *elsewhere)).collect(),
+            pool_left: pools.iter().map(|(size, pages)| (*size, pages.here)).collect(),
+            pool_elsewhere: pools.iter().map(|(size, pages)| (*size, pages.elsewhere)).collect(),
             placed,
             allowed_left: policy.max_memory.unwrap_or(u64::MAX),
             available_left,

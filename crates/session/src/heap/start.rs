@@ -5,7 +5,7 @@ use address_space::{PageSize, format_bytes};
 use foreign_text::quoted_path;
 use heap_abi::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node, share_evenly};
 use heap_choice::{Allocator, Context, ElfFacts, Environment, Forced, HeapChoice, Program, Reads, choose};
-use lift_plan::{MachineFacts, NodeFacts, Nodes, Numa, Reason, ThpMode, nodes_for, pool_on};
+use lift_plan::{MachineFacts, NodeFacts, Nodes, Numa, PoolOnNodes, Reason, ThpMode, nodes_for, pool_on};
 use linux::bounded::ENVIRONMENT;
 use machine_facts::{Cgroups, HugetlbLimit, POOLS, System, pools_at};
 use options::HeapPages;
@@ -184,7 +184,7 @@ fn no_pages(size: PageSize, numa: Numa, machine: &MachineFacts) -> String {
     let free = pools.iter().find(|pool| pool.size == size).map_or(0, |pool| pool.available);
     let limits = Cgroups::of(&System, "/proc/self").limits(&System, &[size]);
     let nodes = machine.numa.as_ref().and_then(|facts| nodes_for(facts, numa).ok()).unwrap_or_default();
-    let elsewhere = machine.pool(size).map_or(0, |pool| pool_on(machine, pool, &nodes).1);
+    let elsewhere = machine.pool(size).map_or(0, |pool| pool_on(machine, pool, &nodes).elsewhere);
     match (limits.hugetlb_of(size).filter(|limit| free > 0 && limit.left < size.bytes()), nodes.iter().next()) {
         (Some(HugetlbLimit { file, .. }), _) => {
             let file = quoted_path(file);
@@ -204,8 +204,9 @@ fn no_pages(size: PageSize, numa: Numa, machine: &MachineFacts) -> String {
 fn too_few_pages(size: PageSize, needed: u64, numa: Numa, machine: &MachineFacts) -> Option<String> {
     let pool = machine.pool(size)?;
     let nodes = machine.numa.as_ref().and_then(|facts| nodes_for(facts, numa).ok());
-    let (found, elsewhere) = nodes.as_ref().map_or((pool.available, 0), |nodes| pool_on(machine, pool, nodes));
-    let found = found.saturating_mul(size.bytes());
+    let anywhere = PoolOnNodes { here: pool.available, elsewhere: 0 };
+    let PoolOnNodes { here, elsewhere } = nodes.as_ref().map_or(anywhere, |nodes| pool_on(machine, pool, nodes));
+    let found = here.saturating_mul(size.bytes());
     if found >= needed {
         return None;
     }
@@ -260,7 +261,7 @@ fn pool_share(
         };
     };
     let nodes = nodes_for(facts, options.numa)?;
-    let pages = pages_to_take(size, pool_on(machine, pool, &nodes).0, options.reserve);
+    let pages = pages_to_take(size, pool_on(machine, pool, &nodes).here, options.reserve);
     let free = |facts: &NodeFacts| {
         let of_size = facts.pools.iter().filter(|(of, _)| *of == size);
         NodePages { node: facts.node, pages: of_size.map(|(_, free)| free).sum() }
