@@ -1,13 +1,14 @@
 //! Publishes metrics after each scan: by an HTTP server, and in a file for node_exporter.
 
 use super::action::Action;
-use super::known::{FileStamp, file_stamp};
+use super::known::identity_of_store;
 use super::spawn::LONGEST;
 use crate::metrics::server::{Published, Server};
 use crate::metrics::text::open_metrics;
 use crate::metrics::{ProgramGain, Snapshot, textfile};
 use crate::rules::{Listen, Settings};
 use crate::verdicts::Store;
+use linux::FileIdentity;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -120,13 +121,13 @@ fn started(listen: &Listen, published: &Published) -> io::Result<Server> {
 #[derive(Debug, Default)]
 struct Verdicts {
     folder: PathBuf,
-    read_at: Option<FileStamp>,
+    read_at: Option<FileIdentity>,
     store: Store,
 }
 
 impl Verdicts {
     fn add_to(&mut self, snapshot: &mut Snapshot) {
-        let changed = file_stamp(&self.folder);
+        let changed = identity_of_store(&self.folder);
         if changed != self.read_at {
             self.read_at = changed;
             // A file that cannot be read changes no verdict of the agent either.

@@ -2,10 +2,10 @@
 
 use crate::decision::{Order, Program};
 use crate::verdicts::{FILE, Key, Measurement, Scope, Standing, Store, StoreError, Summary};
+use linux::FileIdentity;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Time after which measurements may count less, so that processes that were left plain are considered again.
 const FRESH: Duration = Duration::from_secs(3600);
@@ -16,17 +16,13 @@ pub(super) struct Known {
     folder: PathBuf,
     scope: Scope,
     store: Store,
-    changed: Option<FileStamp>,
+    changed: Option<FileIdentity>,
     read: Instant,
 }
 
-/// Identity of one version of a file. Time alone is not enough: two versions may have the same tick of the clock.
-pub(super) type FileStamp = (SystemTime, u64, u64);
-
-/// The stamp of the file of verdicts in a folder; `None` if there is no file.
-pub(super) fn file_stamp(folder: &Path) -> Option<FileStamp> {
-    let file = fs::metadata(folder.join(FILE)).ok()?;
-    Some((file.modified().ok()?, file.ino(), file.len()))
+/// The identity of the file of verdicts in a folder; `None` if there is no file.
+pub(super) fn identity_of_store(folder: &Path) -> Option<FileIdentity> {
+    fs::metadata(folder.join(FILE)).ok().map(|file| FileIdentity::of(&file))
 }
 
 impl Known {
@@ -48,7 +44,7 @@ impl Known {
     /// # Errors
     /// The file cannot be read. The verdicts stay as they were.
     pub(super) fn follow(&mut self) -> Result<bool, StoreError> {
-        if file_stamp(&self.folder) == self.changed && self.read.elapsed() < FRESH {
+        if identity_of_store(&self.folder) == self.changed && self.read.elapsed() < FRESH {
             return Ok(false);
         }
         self.read_again().map(|()| true)
@@ -56,7 +52,7 @@ impl Known {
 
     fn read_again(&mut self) -> Result<(), StoreError> {
         // Before the file is read: a later change is seen at the next look.
-        self.changed = file_stamp(&self.folder);
+        self.changed = identity_of_store(&self.folder);
         self.read = Instant::now();
         // Settings of transparent huge pages may have changed.
         self.scope = Scope::read();
