@@ -4,6 +4,7 @@
 
 use crate::discovery::Sampler;
 use linux::lock_file::{LockFile, PassingLock};
+use linux::process_handle::ProcessHandle;
 use measure::sequential::{Line, ResultLine};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -17,6 +18,10 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
 
+/// Time in which a measurement restores its program and ends.
+const LONGEST_END: Duration = Duration::from_secs(60);
+/// Time in which it ends by SIGKILL.
+const LONGEST_DEATH: Duration = Duration::from_secs(5);
 /// Most bytes that are read: a line has about 150, and a measurement a few hundred lines.
 const LONGEST: u64 = 1 << 20;
 
@@ -201,8 +206,16 @@ fn with_status(end: Result<ResultLine, String>, status: ExitStatus) -> Result<Re
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // SIGKILL would leave the program in the state of the moment.
+        // SIGKILL leaves the program in the state of the moment, and does not end an uninterruptible sleep.
         self.stop();
+        let end = ProcessHandle::open(self.pid());
+        let ends_within = |time| end.as_ref().is_ok_and(|end| end.ends_within(time));
+        if !ends_within(LONGEST_END) {
+            self.kill();
+            if !ends_within(LONGEST_DEATH) {
+                return;
+            }
+        }
         let _ = self.child.wait();
     }
 }

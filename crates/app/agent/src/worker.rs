@@ -15,12 +15,13 @@ use session::shared::{InPlace, InPlaceOptions, InPlaceReport, lift_in_place, new
 use session::status::status_of;
 use session::{LiftReport, SessionError};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Name of the lock that a worker holds as long as it lives.
 const LOCK: &str = "worker.lock";
+/// Name of the lock of a worker that restores or reads while another one does not end.
+const LOCK_BESIDE: &str = "worker.beside.lock";
 /// Number of times that forks of a restored process are searched for.
 const MOST_GENERATIONS: usize = 8;
 /// Time for which the worker of a killed agent is waited for.
@@ -60,6 +61,9 @@ pub struct Request {
     pub state: PathBuf,
     /// The process that waits for the answer. Nothing is done if it has ended: a later agent may have looked already.
     pub supervisor: Identity,
+    /// Another worker was killed and has not ended, and keeps its lock. Valid for [`Task::Restore`] and [`Task::Look`].
+    #[serde(default)]
+    pub beside: bool,
 }
 
 /// Bytes on huge pages from one source.
@@ -130,9 +134,11 @@ impl Share {
 pub fn perform(request: &Request) -> Answer {
     let refused = |why: String| Answer { refusal: Some(why), ..Answer::default() };
     // A worker of a killed agent may still be busy.
-    let _lock = match take_lock(&request.state, LONGEST_WAIT) {
+    let is_beside = request.beside && matches!(request.task, Task::Restore | Task::Look);
+    let lock = if is_beside { LOCK_BESIDE } else { LOCK };
+    let _lock = match lock_in(&request.state, lock, LONGEST_WAIT) {
         Ok(lock) => lock,
-        Err(why) => return refused(why),
+        Err(error) => return refused(not_taken(&request.state, lock, &error)),
     };
     let runs = |identity: Identity| {
         let now = Sampler::now().ok().and_then(|sampler| sampler.sample(identity.pid));
@@ -194,9 +200,28 @@ fn changed_since_decision(request: &Request) -> Option<String> {
 /// # Errors
 /// Another worker holds it for too long, or it cannot be made.
 pub fn take_lock(state: &Path, most: Duration) -> Result<LockFile, String> {
-    let directory = File::open(state).map_err(|error| format!("{} cannot be opened: {error}", state.display()))?;
-    LockFile::take(directory, LOCK, most)
-        .map_err(|error| format!("the lock {LOCK} in {} cannot be taken: {error:?}", state.display()))
+    lock_in(state, LOCK, most).map_err(|error| not_taken(state, LOCK, &error))
+}
+
+/// True if no worker holds its lock any more. Waits for `most` at the longest.
+///
+/// # Errors
+/// The lock cannot be made.
+pub fn has_no_worker(state: &Path, most: Duration) -> Result<bool, String> {
+    match lock_in(state, LOCK, most) {
+        Ok(_) => Ok(true),
+        Err(LockError::Held(_)) => Ok(false),
+        Err(error) => Err(not_taken(state, LOCK, &error)),
+    }
+}
+
+fn lock_in(state: &Path, name: &str, most: Duration) -> Result<LockFile, LockError> {
+    let directory = open(state, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    LockFile::take(directory, name, most)
+}
+
+fn not_taken(state: &Path, name: &str, error: &LockError) -> String {
+    format!("the lock {name} in {} cannot be taken: {error:?}", state.display())
 }
 
 /// Takes the lock of a process that is lifted, restored or measured, and waits for `most` at the longest. Its file is removed with
@@ -468,6 +493,7 @@ mod tests {
             max_memory: None,
             state: PathBuf::new(),
             supervisor: own,
+            beside: false,
         }
     }
 

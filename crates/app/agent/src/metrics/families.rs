@@ -282,6 +282,11 @@ fn costs(snapshot: &Snapshot) -> Vec<Family> {
         ),
         Family::one("process_cpu_seconds", "CPU time of the supervisor.", counter(snapshot.supervisor_cpu)),
         Family::one("process_resident_memory_bytes", "Resident memory of the supervisor.", gauge(snapshot.resident)),
+        Family::one(
+            "pagelift_stuck_workers",
+            "Workers in an uninterruptible sleep that SIGKILL has not ended; nothing is lifted meanwhile.",
+            gauge(snapshot.stuck_workers),
+        ),
         Family::one("pagelift_scan_duration_seconds", "Duration of the last scan of /proc.", gauge(snapshot.scan)),
         Family::by(
             "pagelift_scans",

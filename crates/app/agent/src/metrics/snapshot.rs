@@ -55,6 +55,8 @@ pub struct Snapshot {
     pub dropped_scans: u64,
     /// Blocks of all measurements.
     pub measured_blocks: u64,
+    /// Workers that were killed and have not ended.
+    pub stuck_workers: u64,
     /// Bytes of lifted code and constants that are no longer on huge pages.
     pub lost: u64,
     /// Time of this snapshot, in seconds since 1970.
@@ -89,6 +91,7 @@ impl Snapshot {
             scans: 0,
             dropped_scans: 0,
             measured_blocks: 0,
+            stuck_workers: 0,
             lost: 0,
             at: 0.0,
             kernel: KernelCounts::default(),

@@ -1,5 +1,6 @@
 //! Actions and decisions of the agent, one line each.
 
+use super::stuck::StuckWorker;
 use crate::decision::{Identity, Reason, Refusal};
 use address_space::format_bytes;
 use std::fmt;
@@ -132,6 +133,16 @@ pub enum Action {
         /// Bytes that are on huge pages.
         bytes: u64,
     },
+    /// A worker was killed and does not end.
+    Stuck {
+        /// The worker.
+        stuck: StuckWorker,
+    },
+    /// A stuck worker has ended.
+    Freed {
+        /// The worker.
+        stuck: StuckWorker,
+    },
     /// The configuration was read again.
     Reloaded {
         /// Number of rules.
@@ -187,6 +198,8 @@ impl Action {
             Self::NotRestored { .. } => "not-restored",
             Self::Blocked { .. } => "blocked",
             Self::Interrupted { .. } => "interrupted",
+            Self::Stuck { .. } => "stuck",
+            Self::Freed { .. } => "freed",
             Self::Reloaded { .. } => "reloaded",
             Self::NotReloaded { .. } => "not-reloaded",
             Self::Switch { .. } => "switch",
@@ -202,6 +215,7 @@ impl Action {
             Self::Lost { .. }
                 | Self::NotRestored { .. }
                 | Self::Blocked { .. }
+                | Self::Stuck { .. }
                 | Self::NotReloaded { .. }
                 | Self::Failed { .. }
         )
@@ -221,6 +235,8 @@ impl Action {
             | Self::Blocked { named, .. }
             | Self::Interrupted { named, .. } => Some(named),
             Self::Started { .. }
+            | Self::Stuck { .. }
+            | Self::Freed { .. }
             | Self::Reloaded { .. }
             | Self::NotReloaded { .. }
             | Self::Switch { .. }
@@ -265,6 +281,9 @@ impl Action {
                 fields.extend([("PAGELIFT_BYTES", bytes.to_string()), ("PAGELIFT_REASON", why.clone())]);
             }
             Self::NotRestored { why, .. } | Self::Blocked { why, .. } => fields.push(("PAGELIFT_REASON", why.clone())),
+            Self::Stuck { stuck } | Self::Freed { stuck } => {
+                fields.push(("PAGELIFT_PID", stuck.process.pid.to_string()));
+            }
             Self::Lost { lost: bytes, .. } | Self::Interrupted { bytes, .. } => {
                 fields.push(("PAGELIFT_BYTES", bytes.to_string()));
             }
@@ -337,6 +356,15 @@ impl fmt::Display for Action {
                 "{named} was being lifted when the agent ended: {} on huge pages; not lifted again",
                 format_bytes(*bytes)
             ),
+            Self::Stuck { stuck: StuckWorker { worker, process, .. } } => write!(
+                f,
+                "worker {worker} for process {} was killed and does not end: it is in an uninterruptible sleep; nothing is \
+                 lifted until it ends",
+                process.pid
+            ),
+            Self::Freed { stuck: StuckWorker { worker, process, .. } } => {
+                write!(f, "worker {worker} for process {} has ended", process.pid)
+            }
             Self::Reloaded { rules } => write!(f, "configuration read: {}", counted(*rules, "rule")),
             Self::NotReloaded { errors } => {
                 write!(f, "configuration not read, the present rules are kept: {}", errors.join("; "))

@@ -1,11 +1,13 @@
 //! Examines processes on which a worker was started that gave no answer.
 
 use super::ledger::Entry;
-use super::spawn::Worker;
 use super::unix_time;
 use crate::decision::{Event, Identity, MOST_REFUSALS, Progress, Reason, Refusal, State};
-use crate::worker::{Answer, Task};
+use crate::worker::{Answer, Request, Task};
 use std::path::Path;
+
+/// Performs a request by a worker.
+pub(super) type Perform<'a> = dyn FnMut(&Request) -> Result<Answer, String> + 'a;
 
 /// Result of an examination.
 pub(super) enum Examined {
@@ -17,8 +19,8 @@ pub(super) enum Examined {
 }
 
 /// Examines a process that is perhaps lifted. It is not lifted again.
-pub(super) fn examine(entry: Entry, worker: &mut dyn Worker, state: &Path, own: Identity) -> Examined {
-    let answer = worker.perform(&entry.request(Task::Look, state, own));
+pub(super) fn examine(entry: Entry, perform: &mut Perform<'_>, state: &Path, own: Identity) -> Examined {
+    let answer = perform(&entry.request(Task::Look, state, own));
     let (progress, covered) = match answer {
         Ok(answer) if answer.gone => return Examined::Gone,
         Ok(answer) if answer.refusal.is_none() => match answer.covered {
@@ -42,30 +44,15 @@ fn in_doubt(entry: Entry, why: String) -> Entry {
 mod tests {
     use super::*;
     use crate::supervisor::ledger::tests::entry;
-    use crate::worker::{Request, Share};
-
-    struct Answers(Result<Answer, String>);
-
-    impl Worker for Answers {
-        fn perform(&mut self, request: &Request) -> Result<Answer, String> {
-            assert_eq!(request.task, Task::Look);
-            self.0.clone()
-        }
-
-        fn measure(
-            &mut self,
-            _: i32,
-            _: &[String],
-            _: std::time::Duration,
-            _: &Path,
-        ) -> Result<Box<dyn crate::supervisor::Ongoing>, String> {
-            Err("nothing is measured here".to_owned())
-        }
-    }
+    use crate::worker::Share;
 
     fn found(entry: Entry, answer: Result<Answer, String>) -> Option<Entry> {
         let own = Identity { pid: 1, start: 1 };
-        match examine(entry, &mut Answers(answer), Path::new("/"), own) {
+        let mut perform = |request: &Request| {
+            assert_eq!(request.task, Task::Look);
+            answer.clone()
+        };
+        match examine(entry, &mut perform, Path::new("/"), own) {
             Examined::Gone => None,
             Examined::Entry(entry) => Some(*entry),
         }

@@ -47,6 +47,7 @@ impl Agent<'_> {
             scans: counts.scans,
             dropped_scans: counts.dropped_scans,
             measured_blocks: counts.measured_blocks,
+            stuck_workers: self.stuck.len() as u64 + u64::from(self.has_stuck_measurement()),
             lost: self.ledger.lifts.iter().map(|entry| entry.lost).fold(0, u64::saturating_add),
             at: seconds(),
             kernel: KernelCounts::read(&System),

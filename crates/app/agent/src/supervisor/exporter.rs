@@ -2,7 +2,6 @@
 
 use super::action::Action;
 use super::known::identity_of_store;
-use super::spawn::LONGEST;
 use crate::metrics::server::{Published, Server};
 use crate::metrics::text::open_metrics;
 use crate::metrics::{ProgramGain, Snapshot, textfile};
@@ -12,6 +11,9 @@ use linux::FileIdentity;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Longest time in which a supervisor that is busy does not publish: the end of a measurement.
+const LONGEST_DUTY: Duration = Duration::from_secs(60);
 
 /// Places of metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,7 +79,7 @@ impl Exporter {
             }
         }
         self.places = places;
-        self.valid = settings.scan.saturating_mul(3).saturating_add(LONGEST);
+        self.valid = settings.scan.saturating_mul(3).saturating_add(LONGEST_DUTY);
         Ok(())
     }
 

@@ -30,7 +30,7 @@ fn real_time_thread(candidate: &Candidate) -> Option<Refusal> {
 impl Agent<'_> {
     /// Lifts a process, or plans its lift in observe mode. Returns true if a worker was started.
     pub(super) fn turn_of(&mut self, candidate: &Candidate) -> io::Result<bool> {
-        if self.measuring.is_some() {
+        if self.has_worker() {
             return Ok(false);
         }
         if let Some(refusal) = self.forbids(candidate) {
@@ -118,12 +118,13 @@ impl Agent<'_> {
             max_memory: self.most_of(candidate),
             state: self.paths.state.clone(),
             supervisor: self.own,
+            beside: false,
         }
     }
 
     /// Plans the lift of a process. Returns true if a worker was started.
     fn observe(&mut self, candidate: &Candidate) -> bool {
-        let answer = self.worker.perform(&self.request(candidate, Task::Plan));
+        let answer = self.perform(&self.request(candidate, Task::Plan));
         let named = candidate.named.clone();
         if let Some(tracked) = self.tracked.get_mut(&named.identity) {
             tracked.is_observed = !answer.as_ref().is_ok_and(|answer| answer.not_started);
@@ -191,7 +192,7 @@ impl Agent<'_> {
         self.ledger.put(begun.clone());
         self.ledger.save(&self.paths.state)?;
         let before = self.cpu_time();
-        let answer = self.worker.perform(&request);
+        let answer = self.perform(&request);
         let cost = self.cpu_time().saturating_sub(before);
         let named = candidate.named.clone();
         let lifted = Recent { named, build: entry.build.clone(), owner: entry.owner, handle, at: Instant::now() };
@@ -246,7 +247,8 @@ impl Agent<'_> {
     /// Examines a process whose worker gave no answer: the worker may have lifted a part before it ended.
     fn unanswered(&mut self, candidate: &Candidate, begun: Entry, refusal: Refusal) -> io::Result<()> {
         let (identity, progress) = (begun.identity, begun.progress);
-        match examine(begun, self.worker.as_mut(), &self.paths.state, self.own) {
+        let (state, own) = (self.paths.state.clone(), self.own);
+        match examine(begun, &mut |request| self.perform(request), &state, own) {
             Examined::Gone => {
                 self.forget(identity);
                 self.ledger.save(&self.paths.state)

@@ -16,7 +16,7 @@ const FIRST_LOOK: u64 = 60;
 impl Agent<'_> {
     /// Looks at one lifted process, if a look is due and the budget permits it. Returns true if a worker was started.
     pub(super) fn look_for_lost_pages(&mut self) -> io::Result<bool> {
-        if self.measuring.is_some() || !self.budget.permits(cost_of(0)) {
+        if self.has_worker() || !self.budget.permits(cost_of(0)) {
             return Ok(false);
         }
         let now = unix_time();
@@ -30,7 +30,7 @@ impl Agent<'_> {
         if let Some(tracked) = self.tracked.get_mut(&entry.identity) {
             tracked.looked = Some(std::time::Instant::now());
         }
-        let answer = self.worker.perform(&entry.request(Task::Look, &self.paths.state, self.own));
+        let answer = self.perform(&entry.request(Task::Look, &self.paths.state, self.own));
         self.advance_budget();
         let Ok(answer) = answer else { return Ok(true) };
         if answer.gone || answer.refusal.is_some() {

@@ -2,10 +2,11 @@
 
 use super::action::{Action, Named};
 use super::ending::{Recent, crash_while_measured};
+use super::examination::Perform;
 use super::ledger::{Block, Entry, Ledger};
 use super::restore::{postponed_with, warn};
 use super::round::week_time;
-use super::spawn::{Ongoing, Worker};
+use super::spawn::{LONGEST_DEATH, Ongoing};
 use super::switch::Switch;
 use super::{Agent, Candidate, unix_time};
 use crate::decision::{
@@ -30,7 +31,7 @@ pub const LONGEST: Duration = Duration::from_secs(600);
 const MARGIN: Duration = Duration::from_secs(120);
 /// Time within which a measurement restores its program and ends: a thread in uninterruptible sleep delays that.
 const LONGEST_END: Duration = Duration::from_secs(20);
-/// Time between two looks while a measurement is waited for.
+/// Time between two looks while the end of a measurement is waited for.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A measurement that runs.
@@ -47,6 +48,8 @@ pub(super) struct Measuring {
     paused: Duration,
     /// Why it was asked to end, and when.
     stopped: Option<(Stop, Instant)>,
+    /// The time of its SIGKILL.
+    killed: Option<Instant>,
 }
 
 /// Why a measurement is ended before its decision.
@@ -68,6 +71,11 @@ impl Measuring {
     /// The process, with the blocks so far.
     pub(super) fn progress(&self) -> (&Named, u64) {
         (&self.named, self.blocks)
+    }
+
+    /// True if it was killed and does not end: it is in an uninterruptible sleep.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.killed.is_some_and(|at| at.elapsed() > LONGEST_DEATH)
     }
 
     fn stop(&mut self, why: Stop) {
@@ -155,6 +163,7 @@ impl Agent<'_> {
                     blocks: 0,
                     paused: Duration::ZERO,
                     stopped: None,
+                    killed: None,
                 };
                 self.measuring = Some(measuring);
                 Ok(true)
@@ -186,6 +195,7 @@ impl Agent<'_> {
         }
         if measuring.stopped.as_ref().is_some_and(|(_, at)| at.elapsed() > LONGEST_END) {
             measuring.ongoing.kill();
+            measuring.killed.get_or_insert_with(Instant::now);
         }
         self.measuring = Some(measuring);
         Ok(false)
@@ -234,12 +244,13 @@ impl Agent<'_> {
         }
     }
 
-    /// Ends the measurement, and waits for that.
+    /// Ends the measurement, and waits for that, unless SIGKILL does not end it.
     pub(super) fn end_measuring(&mut self) -> io::Result<()> {
-        while self.measuring.is_some() {
+        while self.measuring.is_some() && !self.has_stuck_measurement() {
             self.stop_measuring();
             if !self.follow_measuring()? {
                 thread::sleep(LOOK);
+                self.meanwhile(Task::Restore);
             }
         }
         Ok(())
@@ -331,7 +342,7 @@ impl Agent<'_> {
     /// Restores a process whose measurement has ended without a last line. Returns the forks that were restored with it; `None` if
     /// that failed, so that it counts as lifted until it is restored.
     fn restore_measured(&mut self, entry: &Entry) -> io::Result<Option<Vec<Identity>>> {
-        let result = self.worker.perform(&entry.request(Task::Restore, &self.paths.state, self.own));
+        let result = self.perform(&entry.request(Task::Restore, &self.paths.state, self.own));
         let why = match result.and_then(|answer| answer.refusal.clone().map_or(Ok(answer), Err)) {
             Ok(answer) => {
                 self.account(&answer);
@@ -361,7 +372,7 @@ impl Agent<'_> {
 /// Restores processes that a killed agent was measuring. They may be measured again.
 pub(super) fn settle_measured(
     ledger: &mut Ledger,
-    worker: &mut dyn Worker,
+    perform: &mut Perform<'_>,
     state: &Path,
     own: Identity,
     report: &mut dyn FnMut(&Action),
@@ -369,7 +380,7 @@ pub(super) fn settle_measured(
     let is_begun = |entry: &&Entry| entry.progress.state == State::Measuring;
     let interrupted: Vec<Entry> = ledger.lifts.iter().filter(is_begun).cloned().collect();
     for entry in interrupted {
-        let result = worker.perform(&entry.request(Task::Restore, state, own));
+        let result = perform(&entry.request(Task::Restore, state, own));
         match result.and_then(|answer| answer.refusal.clone().map_or(Ok(answer), Err)) {
             Ok(answer) => {
                 postponed_with(ledger, entry.identity, &answer.forks);

@@ -6,7 +6,7 @@ use crate::discovery::{Sample, program_of};
 use crate::measurement::Seen;
 use crate::rules::{Configuration, Keep, Settings, Share};
 use crate::supervisor::ledger::tests::entry;
-use crate::supervisor::{MetricsPlaces, Paths, Tracked};
+use crate::supervisor::{MetricsPlaces, Paths, Patience, Tracked, Worker};
 use crate::verdicts::{Standing, Store};
 use crate::worker::{Answer, Request};
 use measure::sequential::Decision;
@@ -42,7 +42,7 @@ struct Script {
 struct Simulated(Rc<RefCell<Script>>);
 
 impl Worker for Simulated {
-    fn perform(&mut self, request: &Request) -> Result<Answer, String> {
+    fn perform(&mut self, request: &Request, _: &mut dyn FnMut() -> Patience) -> Result<Answer, String> {
         assert_eq!(request.task, Task::Restore);
         self.0.borrow_mut().restores += 1;
         self.0.borrow_mut().restored.take().unwrap_or_else(|| Ok(Answer::default()))

@@ -18,9 +18,11 @@ mod restore;
 mod round;
 mod spawn;
 mod status;
+mod stuck;
 mod switch;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 pub use action::{Action, Named};
 pub use budget::CpuBudget;
@@ -28,16 +30,17 @@ pub use exporter::MetricsPlaces;
 pub use ledger::{Block, Counts, Entry, Ledger};
 use restore::Retries;
 pub use restore::{forget_ended, restore_all};
-pub use spawn::{Ongoing, Worker, WorkerProcess};
+pub use spawn::{Ongoing, Patience, Worker, WorkerProcess};
 pub use status::{LeftAlone, MeasuringNow, Status};
+pub use stuck::StuckWorker;
 pub use switch::Switch;
 
 use crate::decision::{Event, ExecutedFile, Identity, Order, Program, Progress, Reason, Refusal, State, VARIABLE};
 use crate::discovery::{Machine, Sample, executed_file, own_identity, own_line};
 use crate::metrics::Pauses;
 use crate::rules::{Configuration, Stamp, read_folder};
-use crate::worker::{LONGEST_WAIT, take_lock};
-use examination::{Examined, examine};
+use crate::worker::{LONGEST_WAIT, Request, has_no_worker};
+use examination::{Examined, Perform, examine};
 use exporter::Exporter;
 use known::Known;
 use linux::lock_file::{LockError, LockFile};
@@ -131,6 +134,8 @@ struct LastScan {
     time: Duration,
     /// CPU time of the agent itself, including the writes after the scan.
     cost: Duration,
+    /// It was made while a worker was waited for.
+    is_beside: bool,
 }
 
 /// A process that may be lifted.
@@ -175,6 +180,12 @@ pub struct Agent<'a> {
     /// The last reading of the verdicts has failed, which is reported once.
     verdicts_failed: bool,
     measuring: Option<Measuring>,
+    /// Workers that were killed and have not ended, as they were reported.
+    stuck: Vec<StuckWorker>,
+    /// A worker of an agent before has not ended.
+    has_earlier_worker: bool,
+    /// The process that a worker changes or reads at this moment: scans leave it alone.
+    busy_with: Option<Identity>,
     /// Time at which the budget was advanced last, and the CPU time spent until then.
     accounted: (Instant, Duration),
     last_scan: LastScan,
@@ -216,13 +227,15 @@ impl<'a> Agent<'a> {
         let in_state =
             |error: io::Error| io::Error::new(error.kind(), format!("the state in {}: {error}", paths.state.display()));
         let mut ledger = Ledger::load(&paths.state, &machine.boot).map_err(in_state)?;
-        // The worker of a killed agent ends by itself.
-        drop(take_lock(&paths.state, LONGEST_WAIT).map_err(io::Error::other)?);
+        // The worker of a killed agent ends by itself, unless it is in an uninterruptible sleep.
+        let beside = !has_no_worker(&paths.state, LONGEST_WAIT).map_err(io::Error::other)?;
         forget_ended(&mut ledger);
         ledger.lifts.retain(|entry| !entry.file.was_left_for(executed_file(entry.identity.pid)));
         let own = own_identity()?;
-        settle_interrupted(&mut ledger, worker.as_mut(), &paths.state, own, report);
-        settle_measured(&mut ledger, worker.as_mut(), &paths.state, own, report);
+        let mut perform =
+            |request: &Request| worker.perform(&Request { beside, ..request.clone() }, &mut || Patience::Wait);
+        settle_interrupted(&mut ledger, &mut perform, &paths.state, own, report);
+        settle_measured(&mut ledger, &mut perform, &paths.state, own, report);
         ledger.save(&paths.state)?;
         let (known, error) = Known::start(&paths.verdicts);
         if let Some(error) = &error {
@@ -257,8 +270,11 @@ impl<'a> Agent<'a> {
             known,
             verdicts_failed: error.is_some(),
             measuring: None,
+            stuck: Vec::new(),
+            has_earlier_worker: beside,
+            busy_with: None,
             accounted: (Instant::now(), Duration::ZERO),
-            last_scan: LastScan { begun: Instant::now(), time: Duration::ZERO, cost: Duration::ZERO },
+            last_scan: LastScan { begun: Instant::now(), time: Duration::ZERO, cost: Duration::ZERO, is_beside: false },
             paths,
             _lock: lock,
         };
@@ -284,7 +300,7 @@ impl<'a> Agent<'a> {
             let has_worked = self.round()?;
             self.write_status()?;
             self.publish();
-            if self.last_scan.begun >= begin {
+            if self.last_scan.begun >= begin && !self.last_scan.is_beside {
                 self.last_scan.cost = used_by(UsageWho::RUSAGE_SELF).saturating_sub(before);
             }
             let wait = if has_worked { Duration::ZERO } else { self.interval().saturating_sub(begin.elapsed()) };
@@ -367,32 +383,22 @@ impl<'a> Agent<'a> {
 
     /// Reads the kill switch, and undoes all lifts on [`Switch::Restore`].
     fn follow_switch(&mut self) -> io::Result<()> {
+        if self.read_switch() != Switch::Restore {
+            return Ok(());
+        }
+        self.end_measuring()?;
+        self.undo_all("the kill switch")
+    }
+
+    /// Reads the kill switch, and reports a change.
+    fn read_switch(&mut self) -> Switch {
         let switch = Switch::read(&self.paths.switch);
         if switch != self.switch {
             self.switch = switch;
             self.not_restored.keep(|_| false);
             (self.report)(&Action::Switch { state: switch.words() });
         }
-        if switch != Switch::Restore {
-            return Ok(());
-        }
-        self.end_measuring()?;
-        let waiting = self.not_restored.waiting();
-        let failed = restore_all(
-            &mut self.ledger,
-            self.worker.as_mut(),
-            &self.paths.state,
-            &waiting,
-            self.report,
-            "the kill switch",
-        )?;
-        failed.into_iter().for_each(|identity| self.not_restored.failed(identity));
-        for entry in &self.ledger.lifts {
-            if let Some(tracked) = self.tracked.get_mut(&entry.identity) {
-                tracked.progress = entry.progress;
-            }
-        }
-        Ok(())
+        switch
     }
 
     /// CPU time of the agent and its workers, with the pauses of programs.
@@ -430,6 +436,7 @@ impl<'a> Agent<'a> {
                 MeasuringNow { program: named.program.clone(), process: named.identity, blocks }
             }),
             left_alone: self.left_alone(),
+            stuck: self.stuck.clone(),
         }
     }
 
@@ -450,7 +457,7 @@ impl<'a> Agent<'a> {
 /// Examines processes that a killed agent was lifting. They are not lifted again.
 fn settle_interrupted(
     ledger: &mut Ledger,
-    worker: &mut dyn Worker,
+    perform: &mut Perform<'_>,
     state: &Path,
     own: Identity,
     report: &mut dyn FnMut(&Action),
@@ -459,7 +466,7 @@ fn settle_interrupted(
     let interrupted: Vec<Entry> = ledger.lifts.iter().filter(is_begun).cloned().collect();
     for entry in interrupted {
         let (named, identity) = (entry.named(), entry.identity);
-        match examine(entry, worker, state, own) {
+        match examine(entry, perform, state, own) {
             Examined::Gone => ledger.lifts.retain(|entry| entry.identity != identity),
             Examined::Entry(entry) => {
                 report(&match &entry.refusal {

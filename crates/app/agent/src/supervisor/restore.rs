@@ -2,12 +2,12 @@
 
 use super::action::{Action, Named};
 use super::ledger::{Entry, Ledger};
-use super::spawn::Worker;
+use super::spawn::{Patience, Worker};
 use super::{Agent, unix_time};
 use crate::decision::{Event, Identity, Reason, Refusal, State};
 use crate::discovery::{Sampler, own_identity};
 use crate::rules::Keep;
-use crate::worker::{Answer, Request, Share, Task};
+use crate::worker::{Answer, LONGEST_WAIT, Request, Share, Task, has_no_worker};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
@@ -30,6 +30,7 @@ impl Entry {
             max_memory: None,
             state: state.to_owned(),
             supervisor,
+            beside: false,
         }
     }
 }
@@ -81,7 +82,7 @@ impl Agent<'_> {
     /// Undoes one lift that is to be undone. A worker would wait for the lock of the measurement that runs.
     pub(super) fn undo_due(&mut self) -> io::Result<()> {
         self.not_restored.tick();
-        if self.measuring.is_some() {
+        if self.measuring.is_some() && !self.has_stuck_measurement() {
             return Ok(());
         }
         let is_due = |entry: &&Entry| entry.is_to_be_undone() && !self.not_restored.waits(entry.identity);
@@ -93,7 +94,7 @@ impl Agent<'_> {
     /// Undoes a lift, or notes that it is to be tried again.
     pub(super) fn undo_now(&mut self, entry: Entry, why: String) -> io::Result<()> {
         let named = entry.named();
-        let result = self.worker.perform(&entry.request(Task::Restore, &self.paths.state, self.own));
+        let result = self.perform(&entry.request(Task::Restore, &self.paths.state, self.own));
         match result.and_then(|answer| answer.refusal.clone().map_or(Ok(answer), Err)) {
             Ok(answer) if answer.gone => self.forget(entry.identity),
             Ok(answer) => {
@@ -122,6 +123,25 @@ impl Agent<'_> {
         self.ledger.save(&self.paths.state)
     }
 
+    /// Undoes all lifts. Those that cannot be undone are tried again.
+    pub(super) fn undo_all(&mut self, why: &str) -> io::Result<()> {
+        let waiting = self.not_restored.waiting();
+        for entry in perhaps_lifted(&self.ledger, &waiting) {
+            let identity = entry.identity;
+            let result = self.perform(&entry.request(Task::Restore, &self.paths.state, self.own));
+            if !note(&mut self.ledger, entry, result, self.report, why) {
+                self.not_restored.failed(identity);
+            }
+            self.ledger.save(&self.paths.state)?;
+        }
+        for entry in &self.ledger.lifts {
+            if let Some(tracked) = self.tracked.get_mut(&entry.identity) {
+                tracked.progress = entry.progress;
+            }
+        }
+        Ok(())
+    }
+
     /// Marks the lifts of a build, by the same options, that a measurement has shown to lose by it: each is undone by a later scan.
     pub(super) fn undo_all_of(&mut self, measured: &Entry, why: &str) {
         let rules = &self.configuration.rules;
@@ -137,7 +157,7 @@ impl Agent<'_> {
     }
 }
 
-/// Undoes all lifts of the ledger, but for processes in `without`. Returns those whose lift could not be undone.
+/// Undoes all lifts of the ledger. Returns the processes whose lift could not be undone.
 ///
 /// # Errors
 /// The ledger cannot be written.
@@ -145,36 +165,56 @@ pub fn restore_all(
     ledger: &mut Ledger,
     worker: &mut dyn Worker,
     state: &Path,
-    without: &BTreeSet<Identity>,
     report: &mut dyn FnMut(&Action),
     why: &str,
 ) -> io::Result<BTreeSet<Identity>> {
-    // A process that could not be examined may be lifted.
-    let may_be_lifted = |entry: &Entry| matches!(entry.progress.state, State::Kept | State::Lifting | State::Measuring);
-    let lifted = |entry: &&Entry| may_be_lifted(entry) && !without.contains(&entry.identity);
-    let entries: Vec<Entry> = ledger.lifts.iter().filter(lifted).cloned().collect();
     let supervisor = own_identity()?;
+    // The worker of the agent before may never end.
+    let beside = !has_no_worker(state, LONGEST_WAIT).map_err(io::Error::other)?;
     let mut failed = BTreeSet::new();
-    for entry in entries {
-        let named = entry.named();
-        let result = worker.perform(&entry.request(Task::Restore, state, supervisor));
-        match result.and_then(|answer| answer.refusal.clone().map_or(Ok(answer), Err)) {
-            Ok(answer) if answer.gone => ledger.lifts.retain(|other| other.identity != entry.identity),
-            Ok(answer) => {
-                let progress = entry.progress.after(Event::Undone);
-                ledger.put(entry.restored(progress, unix_time()));
-                ledger.counts.restored += 1;
-                report(&Action::Restored { named: named.clone(), bytes: answer.covered, why: why.to_owned() });
-                warn(report, &answer, &named);
-            }
-            Err(error) => {
-                failed.insert(entry.identity);
-                report(&Action::NotRestored { named, why: error });
-            }
+    for entry in perhaps_lifted(ledger, &BTreeSet::new()) {
+        let identity = entry.identity;
+        let request = Request { beside, ..entry.request(Task::Restore, state, supervisor) };
+        let result = worker.perform(&request, &mut || Patience::Wait);
+        if !note(ledger, entry, result, report, why) {
+            failed.insert(identity);
         }
         ledger.save(state)?;
     }
     Ok(failed)
+}
+
+/// The entries of processes that may be lifted, but for those in `without`. A process that could not be examined is one.
+fn perhaps_lifted(ledger: &Ledger, without: &BTreeSet<Identity>) -> Vec<Entry> {
+    let may_be_lifted = |entry: &Entry| matches!(entry.progress.state, State::Kept | State::Lifting | State::Measuring);
+    let lifted = |entry: &&Entry| may_be_lifted(entry) && !without.contains(&entry.identity);
+    ledger.lifts.iter().filter(lifted).cloned().collect()
+}
+
+/// Writes the result of a restore to the ledger. False if the lift could not be undone.
+fn note(
+    ledger: &mut Ledger,
+    entry: Entry,
+    result: Result<Answer, String>,
+    report: &mut dyn FnMut(&Action),
+    why: &str,
+) -> bool {
+    let named = entry.named();
+    match result.and_then(|answer| answer.refusal.clone().map_or(Ok(answer), Err)) {
+        Ok(answer) if answer.gone => ledger.lifts.retain(|other| other.identity != entry.identity),
+        Ok(answer) => {
+            let progress = entry.progress.after(Event::Undone);
+            ledger.put(entry.restored(progress, unix_time()));
+            ledger.counts.restored += 1;
+            report(&Action::Restored { named: named.clone(), bytes: answer.covered, why: why.to_owned() });
+            warn(report, &answer, &named);
+        }
+        Err(error) => {
+            report(&Action::NotRestored { named, why: error });
+            return false;
+        }
+    }
+    true
 }
 
 /// Notes that processes that were forked from process `of` are plain, too. Returns their entries.

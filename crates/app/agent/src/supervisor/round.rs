@@ -16,24 +16,43 @@ use std::time::Instant;
 impl Agent<'_> {
     /// Scans, if the budget permits. Returns true if a worker was started, so that another process may be waiting for its turn.
     pub(super) fn round(&mut self) -> io::Result<bool> {
-        let begin = Instant::now();
         self.advance_budget();
+        self.follow_earlier_worker()?;
+        self.follow_stuck()?;
         self.follow_switch()?;
         self.watch_recent()?;
         self.undo_due()?;
+        let Some(candidates) = self.scan()? else { return Ok(false) };
+        for candidate in candidates {
+            if self.turn_of(&candidate)? {
+                return Ok(true);
+            }
+        }
+        self.look_for_lost_pages()
+    }
+
+    /// Reads every process. Returns those that may be lifted, the one with the most CPU time first: it gains most. `None` if the
+    /// budget does not permit a scan.
+    pub(super) fn scan(&mut self) -> io::Result<Option<Vec<Candidate>>> {
+        let begin = Instant::now();
         if !self.budget.permits_scan(self.last_scan.cost, begin.duration_since(self.last_scan.begun)) {
             self.ledger.counts.dropped_scans += 1;
-            return Ok(false);
+            return Ok(None);
         }
-        self.last_scan.begun = begin;
+        (self.last_scan.begun, self.last_scan.is_beside) = (begin, false);
         self.follow_verdicts();
         let sampler = Sampler::now()?;
         let (mut seen, mut candidates) = (BTreeSet::new(), Vec::new());
         for sample in processes()?.into_iter().filter_map(|pid| sampler.sample(pid)) {
             seen.insert(sample.identity);
+            if self.busy_with == Some(sample.identity) {
+                continue;
+            }
             candidates.extend(self.look(&sample)?);
         }
-        let lives = |identity: Identity| seen.contains(&identity) || sampler.lives(identity);
+        let busy_with = self.busy_with;
+        let lives =
+            |identity: Identity| seen.contains(&identity) || busy_with == Some(identity) || sampler.lives(identity);
         self.tracked.retain(|identity, _| lives(*identity));
         self.not_restored.keep(lives);
         let before = self.ledger.lifts.len();
@@ -43,14 +62,8 @@ impl Agent<'_> {
         }
         self.ledger.counts.scans += 1;
         self.last_scan.time = begin.elapsed();
-        // The process with the most CPU time gains most.
         candidates.sort_by_key(|candidate: &Candidate| std::cmp::Reverse(candidate.sample.usage.cpu));
-        for candidate in candidates {
-            if self.turn_of(&candidate)? {
-                return Ok(true);
-            }
-        }
-        self.look_for_lost_pages()
+        Ok(Some(candidates))
     }
 
     /// Reads changed verdicts, and judges again processes that were left alone by them.

@@ -1,6 +1,7 @@
 //! The state of a running agent, for `pagelift agent status` and for metrics.
 
 use super::ledger::Counts;
+use super::stuck::StuckWorker;
 use crate::decision::{Identity, State};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -50,6 +51,9 @@ pub struct Status {
     /// Processes that verdicts leave plain, [`MOST_LEFT_ALONE`] at most.
     #[serde(default)]
     pub left_alone: Vec<LeftAlone>,
+    /// Workers that were killed and have not ended.
+    #[serde(default)]
+    pub stuck: Vec<StuckWorker>,
 }
 
 /// A measurement that runs.

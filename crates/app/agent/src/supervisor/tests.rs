@@ -24,12 +24,24 @@ type Answers = dyn FnMut(&Request) -> Result<Answer, String>;
 struct Scripted {
     answers: Box<Answers>,
     requests: Rc<RefCell<Vec<Request>>>,
+    /// Workers that do not end.
+    stuck: Rc<RefCell<Vec<StuckWorker>>>,
+    /// Calls of the supervisor's duties before each answer.
+    duties: u32,
 }
 
 impl Worker for Scripted {
-    fn perform(&mut self, request: &Request) -> Result<Answer, String> {
+    fn perform(&mut self, request: &Request, meanwhile: &mut dyn FnMut() -> Patience) -> Result<Answer, String> {
         self.requests.borrow_mut().push(request.clone());
+        for _ in 0..self.duties {
+            std::thread::sleep(Duration::from_millis(110));
+            assert_eq!(meanwhile(), Patience::Wait);
+        }
         (self.answers)(request)
+    }
+
+    fn stuck(&mut self) -> Vec<StuckWorker> {
+        self.stuck.borrow().clone()
     }
 
     fn measure(&mut self, _: i32, _: &[String], _: Duration, _: &Path) -> Result<Box<dyn Ongoing>, String> {
@@ -42,6 +54,8 @@ struct Bench {
     folder: tempfile::TempDir,
     child: Child,
     requests: Rc<RefCell<Vec<Request>>>,
+    stuck: Rc<RefCell<Vec<StuckWorker>>>,
+    duties: u32,
     said: Vec<Action>,
 }
 
@@ -77,7 +91,7 @@ impl Bench {
                 child => break child.unwrap(),
             }
         };
-        Self { folder, child, requests: Rc::default(), said: Vec::new() }
+        Self { folder, child, requests: Rc::default(), stuck: Rc::default(), duties: 0, said: Vec::new() }
     }
 
     fn paths(&self) -> Paths {
@@ -102,8 +116,8 @@ impl Bench {
         mut is_done: impl FnMut(&mut Agent<'_>) -> bool,
     ) -> Ledger {
         let configuration = read_folder(&self.paths().config).unwrap();
-        let (paths, requests) = (self.paths(), Rc::clone(&self.requests));
-        let worker = Box::new(Scripted { answers: Box::new(answers), requests });
+        let (paths, requests, stuck) = (self.paths(), Rc::clone(&self.requests), Rc::clone(&self.stuck));
+        let worker = Box::new(Scripted { answers: Box::new(answers), requests, stuck, duties: self.duties });
         let said = &mut self.said;
         let mut report = |action: &Action| said.push(action.clone());
         let mut agent = Agent::start(paths, configuration, worker, &mut report).unwrap();
@@ -199,10 +213,10 @@ fn a_lift_in_doubt_is_never_repeated_and_is_undone() {
     assert_eq!(state(&bench.run(silent, |agent| agent.ledger.counts.scans > 8)), Some(State::Lifting));
     assert_eq!(bench.tasks(), [Task::Lift, Task::Look, Task::Look]);
     let mut ledger = Ledger::load(&bench.paths().state, &Machine::read(&System).boot).unwrap();
-    let mut worker = Scripted { answers: Box::new(|_| lifted(5)), requests: Rc::clone(&bench.requests) };
-    let none = BTreeSet::new();
+    let requests = Rc::clone(&bench.requests);
+    let mut worker = Scripted { answers: Box::new(|_| lifted(5)), requests, stuck: Rc::default(), duties: 0 };
     let mut report = |_: &Action| {};
-    let failed = restore_all(&mut ledger, &mut worker, &bench.paths().state, &none, &mut report, "test").unwrap();
+    let failed = restore_all(&mut ledger, &mut worker, &bench.paths().state, &mut report, "test").unwrap();
     assert!(failed.is_empty() && state(&ledger) == Some(State::Restored));
 }
 
@@ -439,4 +453,40 @@ fn a_plan_without_a_worker_ends_no_turn() {
     };
     bench.run(answers, observed);
     assert_eq!(bench.tasks(), [Task::Plan; 4]);
+}
+
+/// The supervisor waited, and did nothing else.
+#[test]
+fn scans_do_not_wait_for_a_worker() {
+    let mut bench = Bench::new("");
+    bench.duties = 5;
+    let ledger = bench.run(|_| lifted(9), |agent| agent.ledger.counts.lifts > 0);
+    assert!(ledger.counts.scans >= 5, "{:?}", ledger.counts);
+}
+
+/// The end of the worker was waited for without a limit, and the lock of workers kept all restores out.
+#[test]
+fn nothing_is_lifted_while_a_worker_does_not_end() {
+    let mut bench = Bench::new("");
+    bench.run(|_| lifted(9), |agent| agent.ledger.counts.lifts > 0);
+    let process = Identity { pid: 1, start: 1 };
+    let stuck = StuckWorker { worker: 7, task: Task::Lift, process, since: 1 };
+    bench.stuck.borrow_mut().push(stuck.clone());
+    fs::write(bench.paths().switch, "restore").unwrap();
+    let ledger = bench.run(|_| lifted(9), |agent| agent.ledger.counts.restored > 0 && agent.ledger.counts.scans > 3);
+    assert_eq!(state(&ledger), Some(State::Restored));
+    assert!(bench.said.contains(&Action::Stuck { stuck: stuck.clone() }), "{:?}", bench.said);
+
+    let mut bench = Bench::new("");
+    bench.stuck.borrow_mut().push(stuck.clone());
+    let workers = Rc::clone(&bench.stuck);
+    let freed = move |agent: &mut Agent<'_>| {
+        if agent.ledger.counts.scans == 8 {
+            assert!(agent.ledger.lifts.is_empty() && agent.status().stuck.len() == 1);
+            workers.borrow_mut().clear();
+        }
+        agent.ledger.counts.lifts > 0
+    };
+    let ledger = bench.run(|_| lifted(9), freed);
+    assert!(ledger.counts.scans > 8 && bench.said.contains(&Action::Freed { stuck }), "{:?}", bench.said);
 }

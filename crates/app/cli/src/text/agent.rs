@@ -299,6 +299,11 @@ pub fn status(status: Option<&Status>, running: bool, ledger: &Ledger) -> String
         text +=
             &format!("  measuring {}: {blocks} so far\n", printable(&format!("{}[{}]", now.program, now.process.pid)));
     }
+    for stuck in status.filter(|_| running).iter().flat_map(|status| &status.stuck) {
+        let (worker, pid) = (stuck.worker, stuck.process.pid);
+        text +=
+            &format!("  worker {worker} for process {pid} does not end: uninterruptible sleep; nothing is lifted\n");
+    }
     for left in status.filter(|_| running).iter().flat_map(|status| &status.left_alone) {
         text +=
             &format!("  {}\n", printable(&format!("{}[{}] left plain: {}", left.program, left.process.pid, left.why)));

@@ -10,7 +10,6 @@ use machine_facts::System;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Time within which an agent ends: a lift that has begun is finished first.
@@ -79,13 +78,6 @@ pub fn stop(paths: &Paths, restore: bool) -> anyhow::Result<u8> {
     let program = std::env::current_exe().context("finding the own program")?;
     let mut report = |action: &Action| say!("pagelift: {action}");
     let mut worker = WorkerProcess::of(&program);
-    let failed = restore_all(
-        &mut ledger,
-        &mut worker,
-        &paths.state,
-        &BTreeSet::new(),
-        &mut report,
-        "pagelift agent stop --restore",
-    )?;
+    let failed = restore_all(&mut ledger, &mut worker, &paths.state, &mut report, "pagelift agent stop --restore")?;
     Ok(if failed.is_empty() { 0 } else { NOT_RESTORED })
 }

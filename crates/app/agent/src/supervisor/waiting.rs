@@ -1,0 +1,63 @@
+//! Duties of the supervisor while a worker is busy: scans, metrics, the status and the kill switch.
+
+use super::action::Action;
+use super::spawn::{Ongoing, Patience, Worker};
+use super::switch::Switch;
+use super::{Agent, used_by};
+use crate::worker::{Answer, Request, Task, has_no_worker};
+use nix::sys::resource::UsageWho;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+/// Placeholder for the workers while one is busy: there is never a second one.
+struct Busy;
+
+impl Worker for Busy {
+    fn perform(&mut self, _: &Request, _: &mut dyn FnMut() -> Patience) -> Result<Answer, String> {
+        let refusal = Some("another worker is busy".to_owned());
+        Ok(Answer { not_started: true, refusal, ..Answer::default() })
+    }
+
+    fn measure(&mut self, _: i32, _: &[String], _: Duration, _: &Path) -> Result<Box<dyn Ongoing>, String> {
+        Err("another worker is busy".to_owned())
+    }
+}
+
+impl Agent<'_> {
+    /// Performs a request by a worker.
+    pub(super) fn perform(&mut self, request: &Request) -> Result<Answer, String> {
+        let request = Request { beside: self.has_stuck_measurement() || self.has_earlier_worker, ..request.clone() };
+        let mut worker = std::mem::replace(&mut self.worker, Box::new(Busy));
+        self.busy_with = Some(request.identity);
+        let answer = worker.perform(&request, &mut || self.meanwhile(request.task));
+        self.busy_with = None;
+        self.worker = worker;
+        answer
+    }
+
+    /// Scans, if a scan is due, and reads the kill switch. Nothing is lifted or restored here.
+    pub(super) fn meanwhile(&mut self, task: Task) -> Patience {
+        let is_ended = self.read_switch() == Switch::Restore && task != Task::Restore;
+        if self.last_scan.begun.elapsed() >= self.configuration.settings.scan {
+            let before = used_by(UsageWho::RUSAGE_SELF);
+            self.advance_budget();
+            let done = self.scan().and_then(|_| self.write_status());
+            if let Err(error) = done {
+                (self.report)(&Action::Failed { what: format!("a scan beside a worker: {error}") });
+            }
+            self.publish();
+            self.last_scan.cost = used_by(UsageWho::RUSAGE_SELF).saturating_sub(before);
+            self.last_scan.is_beside = true;
+        }
+        if is_ended { Patience::End } else { Patience::Wait }
+    }
+
+    /// Looks for the end of a worker of an agent before.
+    pub(super) fn follow_earlier_worker(&mut self) -> io::Result<()> {
+        if self.has_earlier_worker {
+            self.has_earlier_worker = !has_no_worker(&self.paths.state, Duration::ZERO).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+}
