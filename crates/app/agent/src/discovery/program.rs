@@ -23,8 +23,10 @@ const START_STACK: usize = 28;
 const MOST_ENVIRONMENT: u64 = 1 << 20;
 /// Longest value of a variable that is kept.
 const LONGEST_VALUE: usize = 4096;
-/// Bytes of a file without a build ID that are hashed instead.
-const FIRST_BYTES: usize = 4096;
+/// Bytes of each part of a file without a build ID that are hashed instead.
+const PART: usize = 4096;
+/// Number of parts, from the first bytes to the last ones. The whole file would be read from the disk.
+const PARTS: u64 = 16;
 
 /// The file that a process executes, as the kernel reports it without opening the file: 5 µs.
 pub fn executed_file(pid: i32) -> Option<ExecutedFile> {
@@ -83,13 +85,17 @@ fn add_image(program: &mut Program, file: &File) {
     program.build = build_id.unwrap_or_else(|| hash_of(file, length));
 }
 
-/// Stands for a file without a build ID.
+/// Stands for a file without a build ID: builds of the same length may have the same first bytes.
 fn hash_of(file: &File, length: u64) -> String {
-    let mut bytes = vec![0; FIRST_BYTES];
-    let read = file.read_at(&mut bytes, 0).unwrap_or(0);
+    let mut bytes = vec![0; PART];
     let mut hash = Sha256::new();
     hash.update(length.to_le_bytes());
-    hash.update(&bytes[..read]);
+    for part in 0..PARTS {
+        let at = length.saturating_sub(PART as u64) / (PARTS - 1) * part;
+        let read = file.read_at(&mut bytes, at).unwrap_or(0);
+        hash.update((read as u64).to_le_bytes());
+        hash.update(&bytes[..read]);
+    }
     hash.finalize().iter().take(20).map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -204,6 +210,21 @@ mod tests {
         assert_eq!(cgroup_of("4:memory:/docker/abc\n0::/\n"), "docker/abc");
         assert_eq!((cgroup_of("0::/\nbroken"), unit_of("")), (String::new(), None));
         assert_eq!(unit_of("user.slice/user@1.service/app.slice/x.scope").as_deref(), Some("x.scope"));
+    }
+
+    #[test]
+    fn builds_of_the_same_length_and_begin_differ() {
+        let folder = tempfile::tempdir().unwrap();
+        let hash = |name: &str, at: usize| {
+            let mut bytes = vec![7; 300_000];
+            bytes[at] = 8;
+            let path = folder.path().join(name);
+            fs::write(&path, &bytes).unwrap();
+            hash_of(&File::open(path).unwrap(), bytes.len() as u64)
+        };
+        let hashes = [0, 20_000, 140_000, 299_990].map(|at| hash("a", at));
+        assert_eq!(hashes.iter().collect::<BTreeSet<_>>().len(), 4, "{hashes:?}");
+        assert_eq!(hash("a", 20_000), hash("b", 20_000));
     }
 
     #[test]
