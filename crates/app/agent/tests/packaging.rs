@@ -2,7 +2,7 @@
 //! are skipped with the reason.
 
 use agent::decision::{Reason, State};
-use agent::metrics::{Lifted, ProgramGain, Snapshot, text::open_metrics};
+use agent::metrics::{Heard, Lifted, ProgramGain, Snapshot, text::open_metrics};
 use agent::rules::{Configuration, Mode, read_folder};
 use std::collections::BTreeSet;
 use std::fs;
@@ -54,6 +54,7 @@ fn everything() -> Snapshot {
     });
     snapshot.kernel.vmstat.push(("thp_fault_alloc", 1));
     snapshot.kernel.shootdowns = Some(1);
+    snapshot.exec_events = Some(Heard::default());
     snapshot
 }
 

@@ -289,6 +289,15 @@ fn costs(snapshot: &Snapshot) -> Vec<Family> {
         ),
         Family::one("pagelift_scan_duration_seconds", "Duration of the last scan of /proc.", gauge(snapshot.scan)),
         Family::by(
+            "pagelift_exec_events",
+            "Events of executed programs, which only order a scan, and the number of times that some were lost.",
+            "result",
+            snapshot
+                .exec_events
+                .into_iter()
+                .flat_map(|heard| [("heard", counter(heard.executed)), ("lost", counter(heard.lost))]),
+        ),
+        Family::by(
             "pagelift_scans",
             "Scans of /proc; the budget of CPU time did not permit the dropped ones.",
             "result",

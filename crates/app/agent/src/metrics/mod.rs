@@ -18,4 +18,4 @@ pub mod textfile;
 
 pub use families::MOST_SERIES;
 pub use pauses::Pauses;
-pub use snapshot::{LiftResults, Lifted, ProgramGain, Snapshot};
+pub use snapshot::{Heard, LiftResults, Lifted, ProgramGain, Snapshot};

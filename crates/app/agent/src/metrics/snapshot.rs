@@ -53,6 +53,8 @@ pub struct Snapshot {
     pub scans: u64,
     /// Scans that the budget did not permit.
     pub dropped_scans: u64,
+    /// Events of processes that executed a program; `None` where the kernel does not report them.
+    pub exec_events: Option<Heard>,
     /// Blocks of all measurements.
     pub measured_blocks: u64,
     /// Workers that were killed and have not ended.
@@ -90,6 +92,7 @@ impl Snapshot {
             scan: Duration::ZERO,
             scans: 0,
             dropped_scans: 0,
+            exec_events: None,
             measured_blocks: 0,
             stuck_workers: 0,
             lost: 0,
@@ -97,6 +100,15 @@ impl Snapshot {
             kernel: KernelCounts::default(),
         }
     }
+}
+
+/// Events of processes that executed a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// Number of events.
+    pub executed: u64,
+    /// Number of times that the kernel has dropped some.
+    pub lost: u64,
 }
 
 /// Huge memory of one program from one source.

@@ -2,7 +2,7 @@ use super::*;
 use crate::decision::{Reason, State};
 use crate::metrics::families::MOST_SERIES;
 use crate::metrics::kernel::{KernelCounts, VMSTAT};
-use crate::metrics::{Lifted, Pauses, ProgramGain, textfile};
+use crate::metrics::{Heard, Lifted, Pauses, ProgramGain, textfile};
 use crate::rules::Mode;
 use crate::verdicts::Standing;
 use address_space::PageSize;
@@ -42,6 +42,7 @@ fn crowded() -> Snapshot {
         vmstat: VMSTAT.map(|name| (name, u64::MAX)).into(),
         shootdowns: Some(5),
     };
+    snapshot.exec_events = Some(Heard { executed: 9, lost: 1 });
     snapshot.pauses = Pauses::default();
     snapshot.pauses.add(Duration::from_millis(3));
     snapshot

@@ -46,6 +46,7 @@ impl Agent<'_> {
             scan: self.last_scan.time,
             scans: counts.scans,
             dropped_scans: counts.dropped_scans,
+            exec_events: self.exec_events.as_ref().map(|_| self.heard),
             measured_blocks: counts.measured_blocks,
             stuck_workers: self.stuck.len() as u64 + u64::from(self.has_stuck_measurement()),
             lost: self.ledger.lifts.iter().map(|entry| entry.lost).fold(0, u64::saturating_add),

@@ -37,12 +37,13 @@ pub use switch::Switch;
 
 use crate::decision::{Event, ExecutedFile, Identity, Order, Program, Progress, Reason, Refusal, State, VARIABLE};
 use crate::discovery::{Machine, Sample, executed_file, own_identity, own_line};
-use crate::metrics::Pauses;
+use crate::metrics::{Heard, Pauses};
 use crate::rules::{Configuration, Stamp, read_folder};
 use crate::worker::{LONGEST_WAIT, Request, has_no_worker};
 use examination::{Examined, Perform, examine};
 use exporter::Exporter;
 use known::Known;
+use linux::exec_events::ExecEvents;
 use linux::lock_file::{LockError, LockFile};
 use machine_facts::System;
 use measuring::{Measuring, settle_measured};
@@ -186,6 +187,9 @@ pub struct Agent<'a> {
     has_earlier_worker: bool,
     /// The process that a worker changes or reads at this moment: scans leave it alone.
     busy_with: Option<Identity>,
+    /// Events of processes that execute a program, where the kernel reports them.
+    exec_events: Option<ExecEvents>,
+    heard: Heard,
     /// Time at which the budget was advanced last, and the CPU time spent until then.
     accounted: (Instant, Duration),
     last_scan: LastScan,
@@ -273,6 +277,8 @@ impl<'a> Agent<'a> {
             stuck: Vec::new(),
             has_earlier_worker: beside,
             busy_with: None,
+            exec_events: ExecEvents::subscribe().ok(),
+            heard: Heard::default(),
             accounted: (Instant::now(), Duration::ZERO),
             last_scan: LastScan { begun: Instant::now(), time: Duration::ZERO, cost: Duration::ZERO, is_beside: false },
             paths,

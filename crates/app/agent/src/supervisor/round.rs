@@ -8,6 +8,7 @@ use crate::decision::{
 };
 use crate::discovery::{Sample, Sampler, executed_file, processes, program_of, standing_of};
 use crate::rules::WeekTime;
+use linux::exec_events::ExecEvents;
 use linux::local_time::local_time;
 use std::collections::BTreeSet;
 use std::io;
@@ -43,7 +44,8 @@ impl Agent<'_> {
         self.follow_verdicts();
         let sampler = Sampler::now()?;
         let (mut seen, mut candidates) = (BTreeSet::new(), Vec::new());
-        for sample in processes()?.into_iter().filter_map(|pid| sampler.sample(pid)) {
+        let processes = self.recent_first(processes()?);
+        for sample in processes.into_iter().filter_map(|pid| sampler.sample(pid)) {
             seen.insert(sample.identity);
             if self.busy_with == Some(sample.identity) {
                 continue;
@@ -64,6 +66,17 @@ impl Agent<'_> {
         self.last_scan.time = begin.elapsed();
         candidates.sort_by_key(|candidate: &Candidate| std::cmp::Reverse(candidate.sample.usage.cpu));
         Ok(Some(candidates))
+    }
+
+    /// The processes to read, those first that have executed a program since the last scan. Every scan reads all, so that no
+    /// event is needed.
+    fn recent_first(&mut self, mut processes: Vec<i32>) -> Vec<i32> {
+        let Some(executed) = self.exec_events.as_ref().map(ExecEvents::read) else { return processes };
+        self.heard.executed += executed.processes.len() as u64;
+        self.heard.lost += u64::from(executed.were_lost);
+        let executed = BTreeSet::from_iter(executed.processes);
+        processes.sort_by_key(|pid| !executed.contains(pid));
+        processes
     }
 
     /// Reads changed verdicts, and judges again processes that were left alone by them.
