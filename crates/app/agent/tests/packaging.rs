@@ -256,12 +256,17 @@ fn the_pod_has_few_rights() {
             "readOnlyRootFilesystem: true",
             "privileged: false",
             "drop: [ALL]",
-            "type: RuntimeDefault",
             "maxUnavailable: 10%",
         ] {
             assert!(manifest.contains(needed), "{path}: {needed}");
         }
+        let profile = if path.starts_with("helm") { "{{ .Values.seccompProfile }}" } else { "RuntimeDefault" };
+        assert!(manifest.contains(&format!("seccompProfile:\n              type: {profile}\n")), "{path}");
         assert!(!manifest.contains("SYS_ADMIN") && !manifest.contains("serviceAccountName"), "{path}");
+    }
+    let values = text("helm/pagelift/values.yaml");
+    for line in ["extraCapabilities: []", "seccompProfile: RuntimeDefault"] {
+        assert!(values.lines().any(|other| other == line), "{line}");
     }
 }
 
