@@ -103,9 +103,10 @@ impl Filters {
                 Ok(filters) => Ok(Self::Known(filters)),
                 Err(_) if are_ours(thread, status) => Ok(Self::SameAsOurs),
                 Err(errno) => Err(format!(
-                    "it has a seccomp filter of its own, which cannot be read ({}); needed: root without a filter, and \
-                     a kernel with CONFIG_CHECKPOINT_RESTORE",
-                    errno.desc()
+                    "it has a seccomp filter of its own, which cannot be read ({}); needed: CAP_SYS_ADMIN, no filter on \
+                     Pagelift itself (found: {}), and a kernel with CONFIG_CHECKPOINT_RESTORE",
+                    errno.desc(),
+                    if ThreadStatus::read(getpid()).seccomp == Some(0) { "none" } else { "one" }
                 )),
             },
         }
