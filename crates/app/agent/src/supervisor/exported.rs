@@ -48,7 +48,7 @@ impl Agent<'_> {
             dropped_scans: counts.dropped_scans,
             exec_events: self.exec_events.as_ref().map(|_| self.heard),
             measured_blocks: counts.measured_blocks,
-            stuck_workers: self.stuck.len() as u64 + u64::from(self.has_stuck_measurement()),
+            stuck_workers: self.stuck.len() as u64 + u64::from(self.has_stuck_measurement() || self.has_earlier_worker),
             lost: self.ledger.lifts.iter().map(|entry| entry.lost).fold(0, u64::saturating_add),
             at: seconds(),
             kernel: KernelCounts::read(&System),

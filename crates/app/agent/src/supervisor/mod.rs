@@ -293,6 +293,10 @@ impl<'a> Agent<'a> {
         // `agent stop` finds the agent from here on: the first scan may take minutes.
         agent.write_status()?;
         (agent.report)(&started);
+        if beside {
+            let what = "a worker of an agent before does not end; nothing is lifted until it ends".to_owned();
+            (agent.report)(&Action::Failed { what });
+        }
         Ok(agent)
     }
 

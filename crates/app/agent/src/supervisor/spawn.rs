@@ -153,14 +153,15 @@ impl Worker for WorkerProcess {
             Ok(started) => started,
             Err(why) => return not_started(why),
         };
-        let (pid, limits) = (child.id() as i32, self.limits);
-        let handle = ProcessHandle::open(pid).map_err(|error| format!("the worker {pid}: {error}"));
+        let limits = self.limits;
+        let handle = ProcessHandle::open(child.id() as i32);
         let answer = exchange(&mut child, input, &request, limits, meanwhile);
-        let ends_within = |time| handle.as_ref().is_ok_and(|handle| handle.ends_within(time));
+        // Without descriptors for a handle, its end is waited for.
+        let ends_within = |time| handle.as_ref().map_or(true, |handle| handle.ends_within(time));
         if answer.is_err() || !ends_within(limits.grace) {
             // It may not have ended by itself.
             let _ = child.kill();
-            if !ends_within(LONGEST_DEATH) && !matches!(child.try_wait(), Ok(Some(_))) {
+            if !ends_within(LONGEST_DEATH) {
                 return Err(self.stuck.add(child, &request));
             }
         }

@@ -93,7 +93,7 @@ impl Agent<'_> {
     }
 
     /// Examines a process whose lift is in doubt.
-    fn examine_again(&mut self, process: Identity) -> io::Result<()> {
+    pub(super) fn examine_again(&mut self, process: Identity) -> io::Result<()> {
         let doubtful = self.ledger.lifts.iter().find(|entry| entry.identity == process);
         let Some(entry) = doubtful.filter(|entry| entry.progress.state == State::Lifting).cloned() else {
             return Ok(());

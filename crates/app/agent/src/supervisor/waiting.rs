@@ -4,6 +4,7 @@ use super::action::Action;
 use super::spawn::{Ongoing, Patience, Worker};
 use super::switch::Switch;
 use super::{Agent, used_by};
+use crate::decision::{Identity, State};
 use crate::worker::{Answer, Request, Task, has_no_worker};
 use nix::sys::resource::UsageWho;
 use std::io;
@@ -53,11 +54,14 @@ impl Agent<'_> {
         if is_ended { Patience::End } else { Patience::Wait }
     }
 
-    /// Looks for the end of a worker of an agent before.
+    /// Looks for the end of a worker of an agent before. Processes in doubt are then examined.
     pub(super) fn follow_earlier_worker(&mut self) -> io::Result<()> {
-        if self.has_earlier_worker {
-            self.has_earlier_worker = !has_no_worker(&self.paths.state, Duration::ZERO).map_err(io::Error::other)?;
+        if !self.has_earlier_worker || !has_no_worker(&self.paths.state, Duration::ZERO).map_err(io::Error::other)? {
+            return Ok(());
         }
-        Ok(())
+        self.has_earlier_worker = false;
+        let doubtful = self.ledger.lifts.iter().filter(|entry| entry.progress.state == State::Lifting);
+        let doubtful: Vec<Identity> = doubtful.map(|entry| entry.identity).collect();
+        doubtful.into_iter().try_for_each(|process| self.examine_again(process))
     }
 }
