@@ -1,5 +1,6 @@
 //! `pagelift agent` on real programs: lifted by rule, refused with the reason, and safe whichever process ends first.
 
+mod containers;
 mod machine;
 mod measured;
 mod metrics;
@@ -10,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -17,7 +19,8 @@ use test_support::{Context, Ending, Freezer, Need, Test, View, main_of_one_at_a_
 
 /// The longest wait for an action of an agent that scans ten times a second.
 const SOON: Duration = Duration::from_secs(60);
-/// Number of times that an agent or its worker is killed; `PAGELIFT_ROUNDS` replaces it.
+/// Number of times that an agent or its worker is killed; `PAGELIFT_ROUNDS` replaces it, by a number, or by a range such as
+/// `100..200` for a part of many rounds.
 const KILLS: u64 = 8;
 /// Programs that are lifted while agents are killed.
 const PROGRAMS: usize = 3;
@@ -43,6 +46,8 @@ fn main() -> ExitCode {
         test_case("measured/an_interruption_leaves_it_plain", needs(), measured::interrupted),
         test_case("measured/by_a_command_without_the_agent", needs(), measured::by_command),
         test_case("measured/imported_verdicts_decide", needs(), measured::imported),
+        test_case("containers/one_asks_and_is_lifted", containers::needs(), containers::asks),
+        test_case("containers/the_agent_runs_in_one", containers::needs(), containers::agent_inside),
         test_case("metrics_are_scraped", needs(), metrics::scraped),
         test_case("an_address_that_is_taken", vec![], metrics::taken),
     ];
@@ -175,9 +180,13 @@ fn changed(t: &Context) -> Result<()> {
     served.end()
 }
 
-/// Number of times that an agent or its worker is killed.
-fn kills() -> u64 {
-    std::env::var("PAGELIFT_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(KILLS)
+/// The rounds in which an agent or its worker is killed.
+fn rounds() -> Range<u64> {
+    let read = |text: &str| match text.split_once("..") {
+        Some((from, to)) => Some(from.parse().ok()?..to.parse().ok()?),
+        None => Some(0..text.parse().ok()?),
+    };
+    std::env::var("PAGELIFT_ROUNDS").ok().and_then(|text| read(&text)).unwrap_or(0..KILLS)
 }
 
 /// Kills the children of an agent, a number of microseconds after the first one appears. False if none appeared in
@@ -199,7 +208,7 @@ fn kill_workers(agent: u32, after: u64) -> bool {
 fn killed(t: &Context) -> Result<()> {
     let machine = Machine::new(t, "act", "")?;
     let mut programs = (0..PROGRAMS).map(|_| machine.serve(&[], &[])).collect::<Result<Vec<Served>>>()?;
-    for round in 0..kills() {
+    for round in rounds() {
         let mut agent = machine.agent()?;
         agent.wait_for_stderr("started")?;
         // From before the first worker to after the last one, in unequal steps.
