@@ -1,6 +1,7 @@
 //! The packages of `make deb` and `make rpm`: linted, packed again from another folder, and installed, used, upgraded,
 //! removed and purged in roots that hold nothing else.
 
+mod agent;
 mod root;
 mod triggers;
 
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         case("deb_is_clean_and_reproducible", &["dh", "lintian"], |t| clean(t, Kind::Deb)),
         case("rpm_is_clean_and_reproducible", &["rpmbuild", "rpmlint"], |t| clean(t, Kind::Rpm)),
         case("deb_lives_in_a_clean_root", &["dh", "mmdebstrap", "systemctl"], deb_in_a_root),
+        case("deb_purge_undoes_the_lifts_of_the_agent", &["dh", "gcc", "mmdebstrap"], agent::purged),
         case("deb_triggers_lay_files_out_again", &["dh", "dpkg-deb", "gcc", "mmdebstrap"], triggers::fire),
         case("deb_lives_in_another_release", &["dh", "mmdebstrap"], deb_in_another_release),
         case("deb_for_development", &["dh", "gcc", "g++", "cmake", "pkg-config"], deb_for_development),

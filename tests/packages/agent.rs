@@ -1,0 +1,55 @@
+//! A purge of the Debian package undoes the lifts of the agent; a removal leaves them.
+
+use crate::root::Root;
+use anyhow::Result;
+use test_support::{Context, PackageKind, Program, copy_program, pack};
+
+const RULES: &str = "[agent]
+mode = \"act\"
+scan = \"200ms\"
+settle = \"0s\"
+overhead = \"100%\"
+cpu = \"100%\"
+max_pause = \"10s\"
+max_cpu_pressure = \"100%\"
+max_memory_pressure = \"100%\"
+min_free_memory = \"0%\"
+[[rule]]
+name = \"server\"
+match = { exe = \"/opt/server\" }
+pages = \"thp\"
+keep = \"always\"
+";
+
+/// Lifts a server by the agent, and removes and purges the package while the server runs.
+const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print sum + 0 }' /proc/$server/smaps; }
+    soon() { for _ in $(seq 600); do if \"$@\"; then return; fi; sleep 0.1; done; echo \"$* does not hold\"; cat /tmp/said; exit 1; }
+    dpkg -i /new/pagelift_*.deb >/dev/null
+    mkfifo /tmp/input && exec 3<>/tmp/input
+    /opt/server <&3 >/tmp/output &
+    server=$!
+    soon grep -q ready /tmp/output
+    pagelift agent run 2>/tmp/said &
+    agent=$!
+    soon grep -q 'lifted server' /tmp/said
+    kill $agent
+    wait $agent
+    test $(huge) -gt 0
+    dpkg -r pagelift >/dev/null
+    test ! -e /usr/bin/pagelift && test $(huge) -gt 0
+    dpkg -P pagelift >/tmp/said 2>&1
+    cat /tmp/said
+    grep -q 'restored server' /tmp/said && test $(huge) = 0
+    test ! -e /var/lib/pagelift && test ! -e /run/pagelift/agent
+    echo >&3
+    soon grep -q 'all right' /tmp/output
+    kill $server";
+
+pub fn purged(t: &Context) -> Result<()> {
+    let packages = pack(t, PackageKind::Deb, "1")?;
+    let root = Root::new(t)?;
+    root.bring("new", &packages)?;
+    copy_program(t, &Program::named("agent/serves_from_large_code.c")?.build()?, &root.path().join("opt/server"))?;
+    root.write("etc/pagelift/agent.d/50-server.toml", RULES)?;
+    root.run(t, STEPS)
+}
