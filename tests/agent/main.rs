@@ -4,6 +4,7 @@ mod containers;
 mod machine;
 mod measured;
 mod metrics;
+mod stuck;
 
 use anyhow::{Context as _, Result, ensure};
 use machine::{Machine, Served};
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         test_case("a_bad_file_keeps_the_rules", needs(), badly_reloaded),
         test_case("changed_rules_are_read", needs(), changed),
         test_case("killed_at_random_moments", needs(), killed),
+        test_case("a_stuck_worker_stops_nothing_else", needs(), stuck::worker),
         test_case("two_agents_do_not_run", needs(), alone),
         test_case("the_budget_of_cpu_time_holds", needs(), within_budget),
         test_case("a_long_pause_blocks_the_build", needs(), long_pause),

@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(60);
 const MOST_SERIES: usize = 200;
 
 /// The body of `GET /metrics`.
-fn scrape(socket: &Path) -> Result<String> {
+pub fn scrape(socket: &Path) -> Result<String> {
     let mut stream = UnixStream::connect(socket)?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
     let mut text = String::new();
@@ -30,7 +30,7 @@ fn samples(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The value of a sample without its timestamp.
-fn value(text: &str, name: &str) -> Option<f64> {
+pub fn value(text: &str, name: &str) -> Option<f64> {
     samples(text).find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 

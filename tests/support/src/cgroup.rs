@@ -203,6 +203,57 @@ impl Drop for Freezer {
     }
 }
 
+/// A cgroup of version 1. Its frozen processes behave as in an uninterruptible sleep: SIGKILL does not end them before they are
+/// thawed.
+#[derive(Debug)]
+pub struct DeepFreezer {
+    folder: PathBuf,
+}
+
+impl DeepFreezer {
+    /// # Errors
+    /// [`Skipped`] if the machine has no freezer of version 1. The kernel's, if this is not root.
+    pub fn new() -> Result<Self> {
+        let Some(root) = version_1("freezer") else {
+            bail!(Skipped("no freezer of cgroup version 1 is mounted".to_owned()));
+        };
+        let folder = root.join(format!("pagelift-test-{}-frozen", std::process::id()));
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Self { folder })
+    }
+
+    /// Takes a process in and freezes it.
+    ///
+    /// # Errors
+    /// The kernel's; it takes longer than half a minute.
+    pub fn freeze(&self, pid: u32) -> Result<()> {
+        fs::write(self.folder.join("cgroup.procs"), pid.to_string()).context("cannot move a process into a cgroup")?;
+        self.set("FROZEN")
+    }
+
+    /// Thaws its processes.
+    ///
+    /// # Errors
+    /// As [`Self::freeze`].
+    pub fn thaw(&self) -> Result<()> {
+        self.set("THAWED")
+    }
+
+    fn set(&self, state: &str) -> Result<()> {
+        let file = self.folder.join("freezer.state");
+        fs::write(&file, state).context("freezer.state cannot be set")?;
+        let is_done = || fs::read_to_string(&file).is_ok_and(|text| text.trim() == state);
+        poll_until(Duration::from_secs(30), "the cgroup to be frozen or thawed", is_done)
+    }
+}
+
+impl Drop for DeepFreezer {
+    fn drop(&mut self) {
+        fs::write(self.folder.join("freezer.state"), "THAWED").ok();
+        remove(&self.folder);
+    }
+}
+
 /// Removes a cgroup, as soon as its last process has ended.
 fn remove(folder: &Path) {
     let removed = (0..100).any(|_| {

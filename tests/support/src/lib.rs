@@ -26,7 +26,7 @@ mod uprobe;
 mod view;
 mod virtual_machine;
 
-pub use cgroup::{ControlGroup, Freezer, Limit};
+pub use cgroup::{ControlGroup, DeepFreezer, Freezer, Limit};
 pub use compatibility::record_results;
 pub use context::{Context, Skipped, main_of, main_of_machines, main_of_one_at_a_time, test_case};
 pub use cpu_times::CpuTimes;
