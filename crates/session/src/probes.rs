@@ -12,7 +12,8 @@ use std::os::unix::fs::FileExt;
 struct OtherCode<'a> {
     pid: i32,
     space: &'a AddressSpace,
-    pagemap: Pagemap,
+    /// Opened only if code may be copied.
+    pagemap: Option<Pagemap>,
     memory: Option<ProcessMemoryFile>,
 }
 
@@ -20,7 +21,7 @@ impl CodeReader for OtherCode<'_> {
     type File = File;
 
     fn changed(&mut self, range: AddressRange) -> Option<RangeSet> {
-        self.pagemap.changed(range).ok()
+        self.pagemap.as_ref()?.changed(range).ok()
     }
 
     fn open(&mut self, object: &LoadedObject) -> Option<File> {
@@ -38,7 +39,7 @@ impl CodeReader for OtherCode<'_> {
 
 /// Returns the breakpoints, uprobes and semaphores of a process, wherever a plan by this policy may copy them.
 pub fn look(pid: i32, process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> Result<Probes, SessionError> {
-    let pagemap = Pagemap::open(pid, machine.base_page);
+    let pagemap = (!policy.pages.only_shows()).then(|| Pagemap::open(pid, machine.base_page)).transpose();
     let pagemap = pagemap.map_err(|error| SessionError::io(format!("opening /proc/{pid}/pagemap"), error))?;
     let memory = ProcessMemoryFile::of(&ProcessFiles::of(pid)).ok();
     Ok(probes_of(process, machine, policy, &mut OtherCode { pid, space: &process.space, pagemap, memory }))
