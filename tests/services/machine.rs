@@ -1,6 +1,6 @@
 //! A Debian in a virtual machine that installs the packages, has its servers lifted, and boots again.
 
-use crate::{OF_A_RUN, PARTS_OF_A_RUN};
+use crate::properties::{OF_A_RUN, PARTS_OF_A_RUN};
 use anyhow::{Context as _, Result};
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,14 +1,15 @@
 //! Services of a real systemd: a Debian in a container that `systemd-nspawn --boot` runs, with redis, MariaDB, PostgreSQL,
-//! node and a unit whose sandbox refuses nearly everything; and of a Debian in a virtual machine that boots again.
+//! node and a unit whose sandbox refuses nearly everything.
 
 mod changes;
 mod clients;
 mod container;
-mod machine;
+mod properties;
 mod servers;
 
 use anyhow::{Context as _, Result, ensure};
 use container::Container;
+use properties::{OF_A_RUN, PARTS_OF_A_RUN};
 use std::process::ExitCode;
 use std::time::Duration;
 use test_support::{Context, DebianRelease, Need, main_of, poll_until, target_folder, test_case};
@@ -23,7 +24,6 @@ fn main() -> ExitCode {
     main_of(vec![
         test_case("services_of_a_real_systemd", needs.clone(), services),
         test_case("services_of_the_next_release", needs, services_of_the_next_release),
-        test_case("services_survive_a_reboot", machine::needs(), machine::reboots),
     ])
 }
 
@@ -71,46 +71,6 @@ fn services_of_the_next_release(t: &Context) -> Result<()> {
     clients::of_a_socket(&machine).context("socket")?;
     machine.stop()
 }
-
-/// Line starts in `systemctl show` of properties of a single run.
-const OF_A_RUN: [&str; 34] = [
-    "ExecMain",
-    "MainPID=",
-    "ActiveState=",
-    "SubState=",
-    "StatusText=",
-    "StatusErrno=",
-    "InvocationID=",
-    "CPUUsage",
-    "MemoryCurrent=",
-    "MemoryAvailable=",
-    "MemoryPeak=",
-    "MemorySwapCurrent=",
-    "MemorySwapPeak=",
-    "MemoryZSwapCurrent=",
-    "TasksCurrent=",
-    "ControlPID=",
-    "ControlGroup=",
-    "ControlGroupId=",
-    "NRestarts=",
-    "Job=",
-    "UID=",
-    "GID=",
-    "IOReadBytes=",
-    "IOReadOperations=",
-    "IOWriteBytes=",
-    "IOWriteOperations=",
-    "IPIngressBytes=",
-    "IPIngressPackets=",
-    "IPEgressBytes=",
-    "IPEgressPackets=",
-    "NFileDescriptorStore=",
-    "Effective",
-    "StateChange",
-    "InactiveE",
-];
-/// Parts of such lines.
-const PARTS_OF_A_RUN: [&str; 2] = ["Timestamp", "Result="];
 
 /// Start of a line by which root makes an image before a start.
 const IMAGE: &str = "ExecStartPre=-+/usr/bin/pagelift image add --quiet -- ";

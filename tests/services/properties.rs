@@ -1,0 +1,41 @@
+//! Properties of a unit that differ from run to run.
+
+/// Line starts in `systemctl show` of properties of a single run.
+pub const OF_A_RUN: [&str; 34] = [
+    "ExecMain",
+    "MainPID=",
+    "ActiveState=",
+    "SubState=",
+    "StatusText=",
+    "StatusErrno=",
+    "InvocationID=",
+    "CPUUsage",
+    "MemoryCurrent=",
+    "MemoryAvailable=",
+    "MemoryPeak=",
+    "MemorySwapCurrent=",
+    "MemorySwapPeak=",
+    "MemoryZSwapCurrent=",
+    "TasksCurrent=",
+    "ControlPID=",
+    "ControlGroup=",
+    "ControlGroupId=",
+    "NRestarts=",
+    "Job=",
+    "UID=",
+    "GID=",
+    "IOReadBytes=",
+    "IOReadOperations=",
+    "IOWriteBytes=",
+    "IOWriteOperations=",
+    "IPIngressBytes=",
+    "IPIngressPackets=",
+    "IPEgressBytes=",
+    "IPEgressPackets=",
+    "NFileDescriptorStore=",
+    "Effective",
+    "StateChange",
+    "InactiveE",
+];
+/// Parts of such lines.
+pub const PARTS_OF_A_RUN: [&str; 2] = ["Timestamp", "Result="];
