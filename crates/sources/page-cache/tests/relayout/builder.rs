@@ -21,6 +21,13 @@ pub struct Wish {
     align: u64,
 }
 
+impl Wish {
+    /// True if the file has the bytes of the section without bytes, as in programs that `bun build --compile` makes.
+    fn writes_bss(&self) -> bool {
+        self.flags & 2 != 0 && self.bss % 3 == 1
+    }
+}
+
 /// A file to be made.
 #[derive(Clone, Debug)]
 pub struct Wishes {
@@ -154,8 +161,10 @@ fn place(
     let first = bytes.len() as u64;
     fill(bytes, wish.length);
     let length = bytes.len() as u64 - offset;
+    let written = if wish.writes_bss() { wish.bss } else { 0 };
+    fill(bytes, written);
     let align = if with_headers { PAGE } else { wish.align };
-    headers.program(1, u64::from(wish.flags), [offset, at, length, length + wish.bss, align]);
+    headers.program(1, u64::from(wish.flags), [offset, at, length + written, length + wish.bss, align]);
     let data = if with_headers { beginning } else { first } - offset;
     if length > data {
         headers.section(1, 2, at + data, offset + data, length - data);

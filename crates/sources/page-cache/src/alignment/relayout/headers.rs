@@ -159,14 +159,15 @@ impl Headers {
             }
             end = load.address + load.memory;
         }
+        // Writable ones may: Bun writes out the zeros of a program to which it appends a section.
         let within = |section: &&Section| {
             let is_real = section.is_empty && section.is_allocated && !section.is_thread_local && section.size > 0;
-            let mut loads = self.programs.iter().filter(|program| program.is_load);
+            let mut loads = self.programs.iter().filter(|program| program.is_load && program.is_read_only());
             is_real && loads.any(|load| section.address >= load.address && section.address < load.address + load.length)
         };
         if self.sections.iter().find(within).is_some() {
             return unsound(
-                "a section without bytes inside of a segment's bytes, as in a file of debugging information",
+                "a section without bytes inside of a read-only segment's bytes, as in a file of debugging information",
             );
         }
         Ok(())
