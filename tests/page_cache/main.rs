@@ -6,6 +6,7 @@ mod hostile;
 mod keeping;
 mod layouts;
 mod relayout;
+mod tools;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     tests.extend(layouts::tests());
     tests.extend(align::tests());
     tests.extend(relayout::tests());
+    tests.extend(tools::tests());
     tests.extend(hostile::tests());
     main_of(tests)
 }

@@ -2,17 +2,14 @@
 
 use crate::align::{align, always_huge};
 use crate::{needs, prepared, prepared_and_held};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Ending, Need, Skipped, Test, copy_program, shared_folder, test_case};
+use test_support::{Context, Ending, Skipped, Test, copy_program, shared_folder, test_case};
 
 pub fn tests() -> Vec<Test> {
-    let tools =
-        || [needs(), ["readelf", "nm", "objcopy", "addr2line"].map(|c| Need::Command(c.into())).into()].concat();
-    let gdb = || [needs(), vec![Need::Command("gdb".into())]].concat();
     vec![
         test_case("relayout/plain_starts_are_mapped_by_huge_pages_and_undo_gives_the_same_bytes", needs(), moved),
         test_case("relayout/a_program_of_lld_is_mapped_by_huge_pages", needs(), of_lld),
@@ -22,8 +19,6 @@ pub fn tests() -> Vec<Test> {
         test_case("relayout/another_file_gets_the_same_bytes_each_time", needs(), elsewhere),
         test_case("relayout/all_files_of_a_folder_are_moved_and_listed", needs(), folder),
         test_case("relayout/what_reads_itself_or_has_privileges_is_refused", needs(), refused),
-        test_case("relayout/binutils_find_the_same", tools(), binutils),
-        test_case("relayout/gdb_finds_the_same", gdb(), debugger),
     ]
 }
 
@@ -41,7 +36,7 @@ pub fn disagreeing(t: &Context, flags: &[&str]) -> Result<PathBuf> {
 
 pub const OTHER_ADDRESS: &[&str] = &["-Wl,-Ttext=0x1001000"];
 
-fn relayout(t: &Context, options: &[&str], path: &Path) -> Result<String> {
+pub fn relayout(t: &Context, options: &[&str], path: &Path) -> Result<String> {
     Ok(align(t, &[&["--relayout"], options].concat(), path)?.success()?.stdout)
 }
 
@@ -199,82 +194,4 @@ fn refused(t: &Context) -> Result<()> {
     let text = t.folder().join("text");
     fs::write(&text, "no program")?;
     is_refused(&text, "no sound 64-bit")
-}
-
-fn said(t: &Context, program: &str, options: &[&str], path: &Path) -> Result<String> {
-    let mut command = Command::new(program);
-    command.args(options).arg(path);
-    let output = t.run(command)?.success().with_context(|| format!("{program} {options:?}"))?;
-    ensure!(output.stderr.is_empty(), "{program} {options:?}: {}", output.stderr);
-    Ok(output.stdout)
-}
-
-/// Copies of a program in its first and its second layout.
-fn both(t: &Context) -> Result<[PathBuf; 2]> {
-    let program = disagreeing(t, OTHER_ADDRESS)?;
-    let folders = ["before", "after"].map(|name| t.folder().join(name));
-    for folder in &folders {
-        fs::create_dir(folder)?;
-        copy_program(t, &program, &folder.join("disagreeing"))?;
-    }
-    let both = folders.map(|folder| folder.join("disagreeing"));
-    relayout(t, &[], &both[1])?;
-    Ok(both)
-}
-
-fn binutils(t: &Context) -> Result<()> {
-    let both = both(t)?;
-    let same = |program: &str, options: &[&str]| {
-        let [before, after] = [said(t, program, options, &both[0])?, said(t, program, options, &both[1])?];
-        // Headings name the file and offsets.
-        let lines = |text: &str| {
-            let lines = text.lines().filter(|line| !line.contains(" at offset 0x"));
-            lines.map(|line| line.replace("/before/", "/").replace("/after/", "/")).collect::<Vec<_>>()
-        };
-        ensure!(lines(&before) == lines(&after) && !before.is_empty(), "{program} {options:?} differ");
-        Ok(())
-    };
-    same("nm", &["-a"])?;
-    same("readelf", &["-nsdrVW"])?;
-    same("readelf", &["--debug-dump=info"])?;
-    same("readelf", &["--debug-dump=frames"])?;
-    same("addr2line", &["-f", "0x1801010", "-e"])?;
-    for path in &both {
-        for (program, options) in [("readelf", vec!["-lSW"]), ("ldd", vec![])] {
-            said(t, program, &options, path)?;
-        }
-        // Programs written by editors of ELF files start.
-        for (program, options) in [("strip", vec!["-o"]), ("objcopy", vec![])] {
-            let out = t.folder().join("edited");
-            let mut command = Command::new(program);
-            match options.is_empty() {
-                true => command.arg(path).arg(&out),
-                false => command.args(options).arg(&out).arg(path),
-            };
-            t.run(command)?.success()?;
-            crate::started(t, &out)?.finish()?.success()?;
-            fs::remove_file(out)?;
-        }
-    }
-    Ok(())
-}
-
-fn debugger(t: &Context) -> Result<()> {
-    let commands = ["-nx", "-batch", "-ex", "break ready", "-ex", "run", "-ex", "backtrace", "-ex", "info line main"];
-    let shown = |path: &PathBuf| -> Result<Vec<String>> {
-        let mut gdb = Command::new("gdb");
-        gdb.args(commands).arg(path).stdin(std::process::Stdio::null());
-        let output = t.run(gdb)?;
-        // The base differs.
-        let without_addresses = |line: &str| {
-            let words = line.split_whitespace().filter(|word| !word.starts_with("0x"));
-            words.collect::<Vec<_>>().join(" ")
-        };
-        let lines = output.stdout.lines().filter(|line| line.starts_with(['#', 'L'])).map(without_addresses).collect();
-        ensure!(output.stdout.contains("#1 "), "no backtrace: {output:?}");
-        Ok(lines)
-    };
-    let both = both(t)?;
-    ensure!(shown(&both[0])? == shown(&both[1])?, "gdb shows something else");
-    Ok(())
 }
