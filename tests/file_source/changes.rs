@@ -10,7 +10,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
-use test_support::{Context, Need, Session, Test, TestStore, View, default_huge_page, hold, make_small, test_case};
+use test_support::{
+    Context, InstalledFolder, Need, Session, Test, TestStore, View, default_huge_page, hold, make_small, test_case,
+};
 
 const LONG: Duration = Duration::from_secs(300);
 const COMPILERS: usize = 200;
@@ -79,8 +81,10 @@ fn with_image(t: &Context) -> Result<()> {
 
 /// An image is made only for the parts of the file in small folios, since it takes memory and time.
 fn without_image(t: &Context) -> Result<()> {
-    let (path, store) = (own_copy(t, "fixed_address_executable")?, TestStore::of(t, "128M")?);
-    // By itself, images are made only of files that were written a day ago.
+    let (copy, store) = (own_copy(t, "fixed_address_executable")?, TestStore::of(t, "128M")?);
+    // By itself, images are made only of installed files that were written a day ago.
+    let installed = InstalledFolder::of(t)?;
+    let path = installed.path.join(copy.file_name().context("no name")?);
     File::open(&path)?.set_modified(SystemTime::now() - Duration::from_secs(2 * 24 * 60 * 60))?;
     for (prepare, source) in [("always", "file"), ("never", "image")] {
         if prepare == "never" {

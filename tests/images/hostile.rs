@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use test_support::{
-    Context, Image, Need, Output, Program, Session, Test, TestStore, View, copy_of_a_program, copy_program,
-    default_huge_page, make_small, poll_until, test_case,
+    Context, Image, InstalledFolder, Need, Output, Program, Session, Test, TestStore, View, copy_of_a_program,
+    copy_program, default_huge_page, make_small, poll_until, test_case,
 };
 
 /// Offset within a page of the small programs' code, after the page's function, that nothing executes.
@@ -44,6 +44,7 @@ pub fn tests() -> Vec<Test> {
         test_case("users_do_not_fill_the_store", needs(), users_files),
         test_case("images_that_nobody_uses_are_collected", needs(), unused),
         test_case("images_beyond_a_size_are_collected", needs(), by_size),
+        test_case("a_store_makes_no_image_by_itself", needs(), only_on_request),
         test_case("room_is_made_by_what_nobody_asked_for", needs(), room),
         test_case("a_foreign_image_is_not_mapped", needs(), foreign_image),
         test_case("locks_of_users_hold_up_no_image", needs(), locked_images),
@@ -77,7 +78,12 @@ fn writer(t: &Context, file: &Path, place: u64) -> Result<Session> {
 
 /// Checks that the program runs the code of its file, whatever source it was lifted from.
 fn runs_its_file(t: &Context, store: &TestStore, file: &Path) -> Result<Output> {
-    let session = start(t, &store.path, &Command::new(file), "auto")?;
+    runs_its_file_by(t, store, file, "image")
+}
+
+/// The same for any `--pages`.
+fn runs_its_file_by(t: &Context, store: &TestStore, file: &Path, pages: &str) -> Result<Output> {
+    let session = start(t, &store.path, &Command::new(file), pages)?;
     let view = View::of(session.pid())?;
     view.check_read_only_contents(view.executable()?)?;
     end(session)
@@ -300,7 +306,6 @@ fn taken_back(t: &Context) -> Result<()> {
     open(0o755)?;
     let image = store.add(t, &file)?;
     fs::set_permissions(&file, Permissions::from_mode(0o700))?;
-    aged(t, &file)?;
     by_lift()?;
     ensure!(!nobody_reads(t, &image.path)?, "an image from before can be read");
     Ok(())
@@ -351,12 +356,13 @@ fn says_why(t: &Context, store: &TestStore, file: &Path, why: &str) -> Result<()
 
 fn users_files(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
-    let file = t.folder().join("program");
+    let installed = InstalledFolder::of(t)?;
+    let file = installed.path.join("program");
     copy_program(t, &Program::named("images/sparse_on_disk.c")?.build()?, &file)?;
     chown(&file, Some(NOBODY), None)?;
     let (stored, size) = (file.metadata()?.blocks() * 512, file.metadata()?.size());
     ensure!(stored < size / 100, "{stored} of {size} bytes are stored: not sparse");
-    runs_its_file(t, &store, &file)?;
+    runs_its_file_by(t, &store, &file, "auto")?;
     ensure!(store.used()? == 0, "{stored} bytes of a user take {} of the store", store.used()?);
     says_why(t, &store, &file, "no image is made of it automatically, since its owner is user 65534")?;
     // Files that others may write, and files on mounts of others, do not count as root's own either.
@@ -374,9 +380,11 @@ fn users_files(t: &Context) -> Result<()> {
     drop(mounted);
     // A program that was just built, or copied, may be built again.
     says_why(t, &store, &file, "found that it was written less than a day ago")?;
-    ensure!(store.images(t)?.is_empty(), "an image that nobody asked for");
     aged(t, &file)?;
-    runs_its_file(t, &store, &file)?;
+    // The same file in a folder that is not of the system.
+    says_why(t, &store, &t.folder().join("program"), "found a file outside of the folders of installed programs")?;
+    ensure!(store.images(t)?.is_empty(), "an image that nobody asked for");
+    runs_its_file_by(t, &store, &file, "auto")?;
     ensure!(store.images(t)?.len() == 1, "no image of root's own file");
     let young = copy_of_a_program(t, "young")?;
     end(start(t, &store.path, &Command::new(&young), "image")?)?;
@@ -422,6 +430,32 @@ fn unused(t: &Context) -> Result<()> {
     session.finish()?.success().map(drop)
 }
 
+/// The setting stays when the store is mounted anew with other options, and `image add` works all the same.
+fn only_on_request(t: &Context) -> Result<()> {
+    let store = TestStore::with(t, &["--size", "256M", "--automatic", "no"])?;
+    let installed = InstalledFolder::of(t)?;
+    copy_of_a_program(t, "program")?;
+    let file = installed.path.join("program");
+    aged(t, &file)?;
+    let (says, lists) = ("images only by `pagelift image add`", |t: &Context| store.image(t, "list", &[]));
+    ensure!(lists(t)?.success()?.stdout.contains(says), "{:?}", lists(t)?);
+    let setup = store.image(t, "setup", &["--size", "128M"])?.success()?;
+    ensure!(setup.stdout.contains(says) && store.list(t)?["automatic"] == false, "{setup:?}");
+    says_why(t, &store, &file, "the store makes images only on request")?;
+    runs_its_file(t, &store, &file)?;
+    ensure!(store.images(t)?.is_empty(), "an image that nobody asked for");
+    store.add(t, &file)?.compare(t, &file)?;
+    let unit = store.image(t, "setup", &["--print", "systemd"])?.success()?.stdout;
+    ensure!(unit.contains("mode=01755"), "{unit}");
+    store.image(t, "setup", &["--automatic", "yes"])?.success()?;
+    ensure!(store.list(t)?["automatic"] == true, "{}", store.list(t)?);
+    let other = copy_of_a_program(t, "other").map(|_| installed.path.join("other"))?;
+    aged(t, &other)?;
+    runs_its_file_by(t, &store, &other, "auto")?;
+    ensure!(store.images(t)?.len() == 2, "no image of root's own file");
+    Ok(())
+}
+
 /// The longest unused goes first, and none that a process maps.
 fn by_size(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
@@ -449,7 +483,9 @@ fn by_size(t: &Context) -> Result<()> {
 fn room(t: &Context) -> Result<()> {
     // Half of the store has room for one image, the whole for two.
     let store = TestStore::of(t, "64M")?;
-    let (first, second) = (copy_of_a_program(t, "first")?, copy_of_a_program(t, "second")?);
+    let installed = InstalledFolder::of(t)?;
+    let program = |name| copy_of_a_program(t, name).map(|_| installed.path.join(name));
+    let (first, second) = (program("first")?, program("second")?);
     aged(t, &first)?;
     aged(t, &second)?;
     let sources = || -> Result<Vec<String>> {
@@ -457,14 +493,14 @@ fn room(t: &Context) -> Result<()> {
         Ok(images.iter().filter_map(|image| image["source"].as_str()).map(str::to_owned).collect())
     };
     let name = |file: &Path| file.display().to_string();
-    runs_its_file(t, &store, &first)?;
+    runs_its_file_by(t, &store, &first, "auto")?;
     ensure!(sources()? == [name(&first)], "{:?}", sources()?);
-    runs_its_file(t, &store, &second)?;
+    runs_its_file_by(t, &store, &second, "auto")?;
     ensure!(sources()? == [name(&first)], "more than half of the store, or made room by what is new: {:?}", sources()?);
     says_why(t, &store, &second, "automatic images may take 32.0 MiB")?;
     let image = Image { path: PathBuf::from(store.images(t)?[0]["image"].as_str().context("no path")?) };
     last_used(t, &image, 2)?;
-    runs_its_file(t, &store, &second)?;
+    runs_its_file_by(t, &store, &second, "auto")?;
     ensure!(sources()? == [name(&second)], "{:?}", sources()?);
     // Requested images get the other half, and are not removed to make room.
     store.add(t, &first)?;

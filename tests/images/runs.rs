@@ -138,7 +138,7 @@ fn changed_program(t: &Context) -> Result<()> {
         let built = Program::named(name)?.build()?;
         copy_program(t, &built, &t.folder().join("new"))?;
         fs::rename(t.folder().join("new"), &path)?;
-        let session = start(t, &at, &Command::new(&path), "auto")?;
+        let session = start(t, &at, &Command::new(&path), "image")?;
         let view = View::of(session.pid())?;
         view.check_read_only_contents(view.executable()?)?;
         end(session)?;

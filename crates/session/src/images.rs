@@ -4,7 +4,7 @@ use crate::nodes::{self, Home};
 use address_space::{AddressRange, AddressSpace, ElfImage, LoadedObject, PageSize, RangeSet};
 use foreign_text::quoted_path;
 use image_store::{
-    FileSystem, Form, Image, Layout, Request, SourceKey, Store, StoreError, default_directory, is_young,
+    FileSystem, Form, Image, Layout, Request, SourceKey, Store, StoreError, default_directory, is_made_unasked,
 };
 use lift_plan::{
     CachedFile, ImageSpan, MachineFacts, Policy, ProcessFacts, Reason, ThpMode, cached_coverable, coverable,
@@ -155,7 +155,8 @@ pub fn may_be_had(file: Option<&File>, image: &ElfImage, size: PageSize, pages: 
         let key = SourceKey::new(file, identity, image).ok()?;
         Some(!store.forms(&key).ok()?.is_empty())
     };
-    let may_be_made = geteuid().is_root() && (names_images(pages) || !file.is_some_and(is_young));
+    let is_left_out = |file: &File| !names_images(pages) && !is_made_unasked(file);
+    let may_be_made = geteuid().is_root() && store.makes_automatic_images() && !file.is_some_and(is_left_out);
     may_be_made || file.and_then(has_one).unwrap_or(false)
 }
 

@@ -4,13 +4,14 @@ use crate::{Context, Output, Program, Session};
 use address_space::{ElfImage, PageSize};
 use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use nix::mount::{MntFlags, umount2};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statfs::statfs;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A mounted store; unmounted when dropped.
 pub struct TestStore {
@@ -102,6 +103,37 @@ impl Drop for TestStore {
     fn drop(&mut self) {
         if let Err(error) = umount2(&self.path, MntFlags::MNT_DETACH) {
             eprintln!("{} stays mounted: {error}", self.path.display());
+        }
+    }
+}
+
+/// The folder of a test as a folder of installed programs: mounted below `/opt`. Unmounted when dropped.
+pub struct InstalledFolder {
+    /// Its mount point.
+    pub path: PathBuf,
+}
+
+impl InstalledFolder {
+    /// Mounts the folder of the test.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn of(t: &Context) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = PathBuf::from(format!("/opt/pagelift-test-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        let none = None::<&str>;
+        mount(Some(t.folder()), &path, none, MsFlags::MS_BIND, none).inspect_err(|_| drop(fs::remove_dir(&path)))?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for InstalledFolder {
+    fn drop(&mut self) {
+        let unmounted = umount2(&self.path, MntFlags::MNT_DETACH).map_err(std::io::Error::from);
+        if let Err(error) = unmounted.and_then(|()| fs::remove_dir(&self.path)) {
+            eprintln!("{} stays: {error}", self.path.display());
         }
     }
 }

@@ -32,7 +32,9 @@ pub use context::{Context, Skipped, main_of, main_of_machines, main_of_one_at_a_
 pub use cpu_times::CpuTimes;
 pub use debian::{DebianRelease, make_debian, unpack_debian};
 pub use due::{Kind, Source, check_lifted, check_range, check_unlifted, due_ranges, source_of};
-pub use image_store::{Image, Range, TestStore, copy_of_a_program, copy_program, hold, make_small, write_script};
+pub use image_store::{
+    Image, InstalledFolder, Range, TestStore, copy_of_a_program, copy_program, hold, make_small, write_script,
+};
 pub use mariadb::{MariadbServer, sysbench_count};
 pub use need::{Need, command_exists, is_root, meminfo};
 pub use outcomes::{Outcome, Outcomes};

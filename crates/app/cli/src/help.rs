@@ -88,6 +88,7 @@ const SECTIONS: &[Sections] = &[
         "image setup",
         &[
             ("pagelift image setup --size 2G --install systemd", "Mount a store now and at each boot"),
+            ("pagelift image setup --automatic no", "Make images only by `pagelift image add`"),
             ("pagelift image setup --uninstall", "Remove the configuration of --install"),
         ],
     ),

@@ -119,6 +119,18 @@ pub enum StoreError {
          stays; fix, as root: pagelift image add {}, or --pages image", quoted_path(.0)
     )]
     Young(PathBuf),
+    /// Images of a file outside of [`SYSTEM_FOLDERS`](crate::SYSTEM_FOLDERS) are made only on request.
+    #[error(
+        "no image is made of it without being asked for: found a file outside of the folders of installed programs, needed \
+         one below /usr or /opt for example; fix, as root: pagelift image add {}, or --pages image", quoted_path(.0)
+    )]
+    Outside(PathBuf),
+    /// The store has images only on request.
+    #[error(
+        "the store makes images only on request (pagelift image setup --automatic no); fix, as root: pagelift image add {}",
+        quoted_path(.0)
+    )]
+    OnlyOnRequest(PathBuf),
     /// Automatic images already use their whole share of the store.
     #[error(
         "automatic images may take {}, and take {}; needed {} more; fix, as root: `pagelift image add FILE`, or \

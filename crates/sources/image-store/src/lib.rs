@@ -64,7 +64,7 @@ pub use key::SourceKey;
 pub use layout::{Form, Layout};
 pub use origin::SourceState;
 pub use reading::read_elf;
-pub use request::{Request, is_young};
+pub use request::{Request, SYSTEM_FOLDERS, is_made_unasked};
 pub use setup::{StoreMount, StoreSize};
 pub use store::{DEFAULT_DIRECTORY, Listing, STORE_VARIABLE, Store, default_directory};
 pub use users::Users;

@@ -53,6 +53,9 @@ impl Store {
             let fix = format!("pagelift image add {}", quoted_path(&origin.path));
             return Err(StoreError::NotPermitted { fix });
         }
+        if request.is_automatic() && !self.makes_automatic_images() {
+            return Err(StoreError::OnlyOnRequest(origin.path));
+        }
         let lease = lease_on(source, &origin)?;
         let before = reading::identity_at_rest(source)?;
         if request.is_automatic()
@@ -60,9 +63,7 @@ impl Store {
         {
             return Err(StoreError::NotAskedFor { why, path: origin.path });
         }
-        if request.leaves_out(source) {
-            return Err(StoreError::Young(origin.path));
-        }
+        request.check(source, &origin.path)?;
         let length = before.size;
         let key = SourceKey::new(source, before, &reading::elf_image(source, length)?)?;
         let cache = reading::cache(source, length);

@@ -3,6 +3,7 @@
 mod uninstall;
 
 use crate::access::ROOT;
+use crate::store::ONLY_ON_REQUEST;
 use crate::{FileSystem, Store, StoreError};
 use address_space::{PageSize, parse_bytes};
 use foreign_text::quoted_path;
@@ -68,7 +69,10 @@ pub struct StoreMount {
     /// Page size of hugetlbfs; `None` is the kernel's default.
     page_size: Option<PageSize>,
     size: Option<StoreSize>,
+    /// Permissions of the directory.
     mode: u32,
+    /// Lifts may make images in it.
+    automatic: bool,
 }
 
 impl StoreMount {
@@ -100,7 +104,17 @@ impl StoreMount {
             return unfit(format!("mode {mode:o}"), needed, "pagelift image setup --mode 755");
         }
         let size = size.or((file_system == FileSystem::Tmpfs).then_some(USUAL_SHARE));
-        Ok(Self { directory: normal, file_system, page_size, size, mode })
+        Ok(Self { directory: normal, file_system, page_size, size, mode, automatic: true })
+    }
+
+    /// The same mount with or without images that lifts make.
+    pub fn with_automatic_images(self, automatic: bool) -> Self {
+        Self { automatic, ..self }
+    }
+
+    /// The mode of the directory, with the bit that forbids automatic images.
+    fn whole_mode(&self) -> u32 {
+        if self.automatic { self.mode } else { self.mode | ONLY_ON_REQUEST }
     }
 
     /// Type of the file system, as mount(8) names it.
@@ -113,7 +127,7 @@ impl StoreMount {
 
     /// The file system's own options.
     fn own_options(&self) -> String {
-        let mut options = vec![format!("mode=0{:o}", self.mode), "uid=0".to_owned(), "gid=0".to_owned()];
+        let mut options = vec![format!("mode=0{:o}", self.whole_mode()), "uid=0".to_owned(), "gid=0".to_owned()];
         match self.file_system {
             FileSystem::Tmpfs => options.push("huge=always".to_owned()),
             FileSystem::Hugetlbfs => options.extend(self.page_size.map(|size| format!("pagesize={}", size.bytes()))),
@@ -201,7 +215,7 @@ impl StoreMount {
             None => self.refuse_hiding()?,
             Some("tmpfs") if self.file_system == FileSystem::Tmpfs => flags |= MsFlags::MS_REMOUNT,
             // hugetlbfs takes no new options.
-            Some("hugetlbfs") if self.file_system == FileSystem::Hugetlbfs => return Store::open(&self.directory),
+            Some("hugetlbfs") if self.file_system == FileSystem::Hugetlbfs => return self.open_with_mode(),
             Some(other) => return Err(self.in_the_way(format!("a {other} mounted there"))),
         }
         let options = self.own_options();
@@ -211,8 +225,12 @@ impl StoreMount {
                 StoreError::io(what, error)
             },
         )?;
-        // A remount does not change the directory's mode.
-        fs::set_permissions(&self.directory, Permissions::from_mode(self.mode)).map_err(|e| self.failed(e))?;
+        self.open_with_mode()
+    }
+
+    /// Sets the directory's mode, which a remount does not change, and opens the store.
+    fn open_with_mode(&self) -> Result<Store, StoreError> {
+        fs::set_permissions(&self.directory, Permissions::from_mode(self.whole_mode())).map_err(|e| self.failed(e))?;
         Store::open(&self.directory)
     }
 
@@ -387,6 +405,14 @@ mod tests {
             assert!(size.parse::<StoreSize>().is_err(), "{size}");
         }
         assert_eq!("2G".parse(), Ok(StoreSize::Bytes(2 << 30)));
+    }
+
+    #[test]
+    fn a_boot_keeps_that_images_are_made_only_on_request() {
+        let mount = on("/run/pagelift/images").unwrap().with_automatic_images(false);
+        for text in [mount.fstab_line(), mount.systemd_unit().1] {
+            assert!(text.contains("mode=01755,"), "{text}");
+        }
     }
 
     #[test]

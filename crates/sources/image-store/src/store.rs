@@ -24,6 +24,10 @@ use std::time::Duration;
 /// it back takes less.
 const LOCKED_AT_MOST: Duration = Duration::from_secs(60);
 
+/// This mode of the store's directory forbids automatic images. It is the sticky bit, which has no effect on a directory
+/// that only root may write (inode(7)). A mode is a mount option, so mount units and fstab keep it for the next boot.
+pub(crate) const ONLY_ON_REQUEST: u32 = 0o1000;
+
 /// The default directory of the store.
 pub const DEFAULT_DIRECTORY: &str = "/run/pagelift/images";
 /// The environment variable that names another directory.
@@ -43,6 +47,7 @@ pub struct Store {
     path: PathBuf,
     file_system: FileSystem,
     page_size: PageSize,
+    makes_automatic_images: bool,
 }
 
 /// The contents of a store.
@@ -90,7 +95,8 @@ impl Store {
         let metadata = file.metadata().map_err(|error| StoreError::io("fstat of the image store", error))?;
         check_owner(&metadata, path)?;
         let (file_system, page_size) = file_system::inspect(&file, metadata.dev(), path, check)?;
-        Ok(Self { directory: file.into(), path: path.to_owned(), file_system, page_size })
+        let makes_automatic_images = metadata.mode() & ONLY_ON_REQUEST == 0;
+        Ok(Self { directory: file.into(), path: path.to_owned(), file_system, page_size, makes_automatic_images })
     }
 
     /// The store's directory.
@@ -106,6 +112,11 @@ impl Store {
     /// The source of its huge pages.
     pub fn file_system(&self) -> FileSystem {
         self.file_system
+    }
+
+    /// True if lifts may make images in it; false if images are made only by [`Request::Explicit`](crate::Request).
+    pub fn makes_automatic_images(&self) -> bool {
+        self.makes_automatic_images
     }
 
     /// Its maximum size and free space.

@@ -1,6 +1,7 @@
 //! Removes the configuration that mounts a store at the next boots.
 
 use super::{CONDITION, DEVICE, StoreMount, replace};
+use crate::store::ONLY_ON_REQUEST;
 use crate::{FileSystem, StoreError};
 use address_space::{PageSize, parse_bytes};
 use foreign_text::quoted_path;
@@ -117,7 +118,8 @@ impl StoreMount {
         let page_size = option("pagesize=").and_then(|bytes| PageSize::new(parse_bytes(bytes).ok()?).ok());
         let size = option("size=").and_then(|size| size.parse().ok());
         let mode = u32::from_str_radix(option("mode=")?, 8).ok()?;
-        Self::new(&self.directory, file_system, page_size, size, mode).ok()
+        let written = Self::new(&self.directory, file_system, page_size, size, mode & !ONLY_ON_REQUEST).ok()?;
+        Some(written.with_automatic_images(mode & ONLY_ON_REQUEST == 0))
     }
 }
 
@@ -160,14 +162,15 @@ mod tests {
         others.install_units(folder.path(), Path::new("/usr/bin/pagelift")).unwrap();
         let before = files(folder.path());
         let page = PageSize::new(2 << 20).ok();
-        for (file_system, page_size, size, mode) in [
-            (FileSystem::Tmpfs, None, None, 0o755),
-            (FileSystem::Tmpfs, None, Some(StoreSize::Bytes(64 << 20)), 0o700),
-            (FileSystem::Tmpfs, None, Some(StoreSize::Percent(5)), 0o750),
-            (FileSystem::Hugetlbfs, page, None, 0o755),
+        for (file_system, page_size, size, mode, automatic) in [
+            (FileSystem::Tmpfs, None, None, 0o755, true),
+            (FileSystem::Tmpfs, None, Some(StoreSize::Bytes(64 << 20)), 0o700, false),
+            (FileSystem::Tmpfs, None, Some(StoreSize::Percent(5)), 0o750, true),
+            (FileSystem::Hugetlbfs, page, None, 0o755, false),
         ] {
             let path = Path::new("/run/pagelift/images");
             let mount = StoreMount::new(path, file_system, page_size, size, mode).unwrap();
+            let mount = mount.with_automatic_images(automatic);
             let written = mount.install_units(folder.path(), Path::new("/opt/100% \"sure\"/pagelift")).unwrap();
             assert_eq!(files(folder.path()).len(), before.len() + 5);
             assert_eq!(on("/run/pagelift/images").uninstall_units(folder.path()).unwrap(), written);

@@ -20,6 +20,8 @@ struct Listing {
     file_system: FileSystem,
     page_size: PageSize,
     space: Space,
+    /// Lifts may make images.
+    automatic: bool,
     images: Vec<Row>,
     /// Things in the store that are not images.
     damaged: Vec<Damaged>,
@@ -88,6 +90,7 @@ fn read(store: &Store) -> anyhow::Result<Listing> {
         file_system: store.file_system(),
         page_size: store.page_size(),
         space: store.space()?,
+        automatic: store.makes_automatic_images(),
         images,
         damaged: damaged.collect(),
         not_readable: found.not_readable,
@@ -115,6 +118,9 @@ fn row(image: &Image, users: &Users) -> anyhow::Result<Row> {
     })
 }
 
+const AUTOMATIC: &str = "root's lifts make images, too; to end that: pagelift image setup --automatic no\n";
+const ONLY_ON_REQUEST: &str = "images only by `pagelift image add` (pagelift image setup --automatic no)\n";
+
 fn text(listing: &Listing) -> String {
     let Listing { store, file_system, page_size, space, images, .. } = listing;
     let kind = match file_system {
@@ -131,6 +137,7 @@ fn text(listing: &Listing) -> String {
     } else {
         text += &format!("\n{}\n{}\n", rows(images), total(images, space));
     }
+    text += if listing.automatic { AUTOMATIC } else { ONLY_ON_REQUEST };
     for Damaged { name, problem } in &listing.damaged {
         text += &format!("note: {name}: {problem}; `pagelift image gc` removes it\n");
     }

@@ -27,6 +27,9 @@ pub struct SetupArgs {
     /// Mode of the store's directory. 755 lets every user use the images, 700 root alone.
     #[arg(long, value_name = "MODE", default_value = "755", value_parser = mode)]
     mode: u32,
+    /// Let root's lifts make images without `pagelift image add` [default: the present setting; yes for a new store].
+    #[arg(long, value_enum, value_name = "WORD")]
+    automatic: Option<AutomaticArg>,
     /// Use hugetlb pool pages instead of transparent huge pages.
     #[arg(long)]
     hugetlbfs: bool,
@@ -40,7 +43,7 @@ pub struct SetupArgs {
     #[arg(long, value_enum, value_name = "HOW")]
     print: Option<BootArg>,
     /// Only remove the configuration that --install has written for this directory.
-    #[arg(long, conflicts_with_all = ["size", "mode", "hugetlbfs", "install", "print"])]
+    #[arg(long, conflicts_with_all = ["size", "mode", "automatic", "hugetlbfs", "install", "print"])]
     uninstall: bool,
     /// Folder of mount units.
     #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system", hide = true)]
@@ -48,6 +51,15 @@ pub struct SetupArgs {
     /// The file system table.
     #[arg(long, value_name = "FILE", default_value = "/etc/fstab", hide = true)]
     fstab: PathBuf,
+}
+
+/// Makers of images.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum AutomaticArg {
+    /// Root's lifts make images, too: of installed programs that root owns and that were written at least a day ago.
+    Yes,
+    /// Only `pagelift image add` makes images.
+    No,
 }
 
 /// Ways to mount a store at boot.
@@ -66,7 +78,8 @@ fn mode(text: &str) -> Result<u32, String> {
 /// Mounts a store, or prints the configuration that mounts it.
 pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
     let file_system = if args.hugetlbfs { FileSystem::Hugetlbfs } else { FileSystem::Tmpfs };
-    let mount = StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, args.mode)?;
+    let mount = StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, args.mode)?
+        .with_automatic_images(makes_automatic_images(args));
     if args.uninstall {
         return uninstall(args, &mount);
     }
@@ -104,6 +117,12 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
         None => {}
     }
     Ok(())
+}
+
+/// The setting of the option, otherwise of the mounted store.
+fn makes_automatic_images(args: &SetupArgs) -> bool {
+    let mounted = || Store::open_to_map(&args.store.path()).map_or(true, |store| store.makes_automatic_images());
+    args.automatic.map_or_else(mounted, |automatic| automatic == AutomaticArg::Yes)
 }
 
 fn uninstall(args: &SetupArgs, mount: &StoreMount) -> anyhow::Result<()> {
@@ -153,7 +172,8 @@ fn describe(store: &Store) -> anyhow::Result<String> {
         Some(size) => format!("at most {}", address_space::format_bytes(size)),
         None => "as much as the pool gives".to_owned(),
     };
-    Ok(format!("{}: {kind} of {} pages, {bound}", store.path().display(), store.page_size()))
+    let automatic = if store.makes_automatic_images() { "" } else { ", images only by `pagelift image add`" };
+    Ok(format!("{}: {kind} of {} pages, {bound}{automatic}", store.path().display(), store.page_size()))
 }
 
 /// A running systemd learns of the unit; without one it does at the next boot.
