@@ -153,13 +153,12 @@ fn is_named_and_left_out(t: &Context) -> Result<()> {
     let names_it = in_place.stderr.contains(&refused) && in_place.stderr.contains("anonymous memory");
     ensure!(in_place.ending == Ending::Exit(0) && names_it, "attach --lift anon: {in_place:?}");
     let lines = |line: &str| watch.stderr_so_far().lines().filter(|said| said.contains(line)).count();
-    // The watch names the process a second time at its next look, before or after the load.
-    let is_left_out = || lines(&refused) >= 1 && lines(&lifted) == 1;
+    let is_left_out = || lines(&refused) == 1 && lines(&lifted) == 1;
     poll_until(PATIENCE, "the process to be left out", is_left_out).with_context(|| watch.stderr_so_far())?;
     hidden.send("load\n")?;
     shown.send("load\n")?;
-    let is_lifted = || (lines(&refused), lines(&lifted)) == (2, 2);
-    poll_until(PATIENCE, "a lift of what was loaded", is_lifted).with_context(|| watch.stderr_so_far())?;
+    poll_until(PATIENCE, "a lift of the loaded file", || lines(&lifted) == 2).with_context(|| watch.stderr_so_far())?;
+    ensure!(lines(&refused) == 1, "named twice: {}", watch.stderr_so_far());
     ensure!(!watch.has_ended()?, "attach --watch has ended: {}", watch.stderr_so_far());
     hidden.finish()?;
     shown.finish()?;

@@ -29,6 +29,7 @@ use session::shared::{
     Growing, InPlace, InPlaceAmounts, InPlaceOptions, InPlaceReport, InPlaceReports, added, plan_in_place,
 };
 use session::{LiftReport, SessionError, process_name, process_name_in_time, program_name_in_time};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use watch::{GrowingFamily, GrowingMemory, watch};
 
@@ -46,7 +47,12 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     let mut memory = MemoryLeft(args.policy.max_memory);
     let (told, family) = lift_each(args, &pids, chosen, &in_place, &mut memory)?;
     let (mut failed, mut objects) = (Vec::new(), Watches::of(&[]));
-    let mut lifts = Lifts { args: Arc::new(args.clone()), group: group.clone(), threads: OneByOne::default() };
+    let mut lifts = Lifts {
+        args: Arc::new(args.clone()),
+        group: group.clone(),
+        threads: OneByOne::default(),
+        silent: BTreeSet::new(),
+    };
     let mut state = State { reader: ObjectReader::new(), told, memory };
     // Other kinds stop the threads of the program.
     if !kinds.planned().is_empty() || args.heap != AttachHeapArg::Off {
@@ -80,6 +86,8 @@ struct Lifts {
     /// The control group of the processes.
     group: Option<String>,
     threads: OneByOne,
+    /// Processes that did not answer at their last lift, and have been named for that.
+    silent: BTreeSet<i32>,
 }
 
 /// The state that one lift passes to the next.
@@ -109,9 +117,13 @@ impl Lifts {
         match with_process(&mut self.threads, pid, work) {
             Ok((failed, own)) => {
                 *state = own;
+                self.silent.remove(&pid);
                 failed
             }
-            Err(silent) => Some(silent.to_string()),
+            Err(silent) => {
+                self.silent.insert(pid);
+                Some(silent.to_string())
+            }
         }
     }
 }

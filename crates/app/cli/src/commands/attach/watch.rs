@@ -103,7 +103,8 @@ pub fn watch(lifts: &mut Lifts, (mut objects, mut family): (Watches, Option<Grow
     while !objects.is_empty() || family.is_some() {
         thread::sleep(EVERY);
         let (loaded, silent) = objects.look();
-        silent.iter().for_each(|process| say!("pagelift: {process}"));
+        let unnamed = silent.iter().filter(|process| !lifts.silent.contains(&process.pid));
+        unnamed.for_each(|process| say!("pagelift: {process}"));
         for (pid, handle) in loaded {
             if let Some(failed) = lifts.lift(pid, Some(handle), state) {
                 say!("pagelift: {failed}");
