@@ -6,6 +6,7 @@ use crate::shared::InPlaceReports;
 use address_space::RangeSet;
 use lift_execution::{LiftOutcome, RangeOutcome, Report};
 use lift_plan::{Coverable, Later, MachineFacts, Numa, Plan, Price, Reason, Refusal, Source};
+use linux::pages::transparent_huge_page;
 use linux::written_file;
 use machine_facts::{System, bytes_on_nodes};
 use process_view::ProcessFiles;
@@ -264,8 +265,13 @@ impl LiftReport {
     pub fn is_complete(&self) -> bool {
         match &self.heap {
             None => self.lift.is_complete(),
-            Some(heap) => heap.is_complete() && (self.lift.is_complete() || self.lift.had_nothing_to_lift()),
+            Some(heap) => heap.is_complete() && self.is_complete_beside_a_heap(),
         }
+    }
+
+    /// True if all code and data that fill a huge page are on huge pages.
+    pub(crate) fn is_complete_beside_a_heap(&self) -> bool {
+        self.lift.is_complete() || self.lift.had_nothing_to_lift(transparent_huge_page())
     }
 
     /// Writes the report: the only document of its file, or one more line.

@@ -2,7 +2,7 @@
 
 use crate::outcome::{LiftOutcome, RangeOutcome, Sealing};
 use crate::verify::Difference;
-use address_space::{PageSize, format_bytes};
+use address_space::{AddressRange, PageSize, format_bytes};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -108,12 +108,13 @@ impl Report {
             && self.refusals.iter().all(|refusal| refusal.reason.is_expected())
     }
 
-    /// True if the plan was empty for expected reasons alone, as for a program that fills no huge page.
-    pub fn had_nothing_to_lift(&self) -> bool {
+    /// True if the plan was empty for expected reasons alone, as for a program that fills no huge page of this size.
+    pub fn had_nothing_to_lift(&self, huge: Option<PageSize>) -> bool {
+        let fills_none = |range: AddressRange| huge.is_some_and(|huge| range.whole_pages(huge).is_empty());
         self.unlifted.is_none()
             && self.unexpected.is_empty()
             && self.ranges.is_empty()
-            && self.refusals.iter().all(|refusal| refusal.reason.is_expected())
+            && self.refusals.iter().all(|refusal| refusal.reason.is_expected() || fills_none(refusal.range))
     }
 
     /// Returns the reason that keeps most memory off huge pages.

@@ -192,7 +192,11 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
     fn conclude(&mut self, report: &LiftReport) -> After {
         // The program maps its file by now, or does not need it held.
         self.file.iter_mut().for_each(KnownFile::let_go);
-        let ended = self.options.require && !self.lifts_nothing() && !report.lift.is_complete();
+        let is_complete = match self.options.has_heap {
+            true => report.is_complete_beside_a_heap(),
+            false => report.lift.is_complete(),
+        };
+        let ended = self.options.require && !self.lifts_nothing() && !is_complete;
         (self.tell)(&StartEvent::Concluded { report, ended });
         let after = if ended { After::Exit(ENDED_BY_REQUIRE) } else { self.after(report) };
         if after != After::Release {

@@ -49,6 +49,8 @@ pub struct StartOptions {
     pub follow_lifted: bool,
     /// End a program if anything planned could not be lifted.
     pub require: bool,
+    /// The heap gets huge pages as well: with `require`, a program continues whose code and data fill no huge page.
+    pub has_heap: bool,
     /// Plan at the entry, report the plan, and end the program.
     pub dry_run: bool,
     /// The pools that a dry run plans for.

@@ -183,6 +183,7 @@ fn start_options(args: &RunArgs, heap: &HeapStart, wanted: &Wanted) -> StartOpti
         only: args.only.clone(),
         follow_lifted: args.follow_lifted,
         require: args.require,
+        has_heap: args.heap.heap != HeapPages::Off,
         dry_run: args.dry_run,
         payment: args.cost.payment(args.policy.pages, args.require),
         pools: if args.suppose_pool { Pools::Plentiful } else { Pools::AsTheyAre },
