@@ -177,7 +177,24 @@ fn free_threaded(t: &Context) -> Result<()> {
 
 fn linked_in() -> Vec<Test> {
     let pool = vec![Need::Command("gcc".into()), Need::Thp, Need::Pool(16 << 20)];
-    vec![test_case("a_malloc_of_the_executable_is_left_alone", pool, executable_s_own)]
+    vec![
+        test_case("a_malloc_of_the_executable_is_left_alone", pool.clone(), executable_s_own),
+        test_case("an_option_without_effect_is_named_once", pool, named_once),
+    ]
+}
+
+/// The first program takes pool pages by the option. The second, which is executed twice, cannot take any.
+fn named_once(t: &Context) -> Result<()> {
+    let path = built(t, "has_its_own_malloc.c", &C, &[])?;
+    let page = default_huge_page()?;
+    let heap = format!("--heap={}", page.bytes());
+    let options = [&heap, "--heap-reserve=4M", "--heap-allocator=mimalloc", "--only", "cat,has_its_own_malloc"];
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "cat $1; $0 $1; $0 $1; true"]).arg(&path).arg(pool_file(page, "free_hugepages"));
+    let output = to_a_good_end(t, t.lifted(&options, &shell)?)?;
+    let lines: Vec<&str> = output.stderr.lines().filter(|line| line.contains("--heap-reserve has no effect")).collect();
+    ensure!(lines.len() == 1 && lines[0].contains("has_its_own_malloc["), "{}", output.stderr);
+    Ok(())
 }
 
 fn executable_s_own(t: &Context) -> Result<()> {

@@ -282,6 +282,8 @@ pub struct HeapAtExec {
     pub variables: Vec<CString>,
     /// Requests that are not possible for this program, with the reasons.
     pub refusals: Vec<String>,
+    /// Options that have no effect for this program, with the reasons.
+    pub notes: Vec<String>,
     /// The variables include the preloaded heap.
     pub preloads: bool,
 }
@@ -302,7 +304,9 @@ pub fn heap_at_exec(options: &HeapOptions, pid: i32, machine: &MachineFacts) -> 
     let preloads = choice.preload.is_some() && !choice.variables.is_empty();
     let variable = |(name, value): &(String, String)| CString::new(format!("{name}={value}")).ok();
     let variables = choice.variables.iter().filter_map(variable).collect();
-    Some(HeapAtExec { variables, refusals: choice.refusals, preloads })
+    let is_note = |why: &String| [NOT_PLACED, NOT_RESERVED].contains(&why.as_str());
+    let notes = choice.reasons.into_iter().filter(is_note).collect();
+    Some(HeapAtExec { variables, refusals: choice.refusals, notes, preloads })
 }
 
 /// The unit in which the preloaded heap manages memory.

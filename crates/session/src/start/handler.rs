@@ -161,7 +161,6 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         let machine = machine_facts(stop.pid());
         let Some(heap) = heap_at_exec(&options, stop.pid(), &machine) else { return };
         let mut refusals = heap.refusals;
-        refusals.retain(|why| !self.options.heap_told.contains(why));
         if !heap.variables.is_empty() {
             match stop.set_variables(&heap.variables) {
                 Ok(true) => {}
@@ -169,11 +168,27 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
                 Err(error) => refusals.push(format!("its environment cannot be changed: {error}")),
             }
         }
+        let program = program_name(stop.pid());
+        refusals.retain(|why| self.is_heap_news(&program, why));
+        if !refusals.is_empty() && !heap.preloads {
+            refusals.push("the program keeps its own heap".to_owned());
+        }
+        refusals.extend(heap.notes.into_iter().filter(|why| self.is_heap_news(&program, why)));
         if !refusals.is_empty() {
-            let keeps = if heap.preloads { "" } else { "; the program keeps its own heap" };
-            let (program, why) = (program_name(stop.pid()), refusals.join("; ") + keeps);
+            let why = refusals.join("; ");
             (self.tell)(&StartEvent::HeapIsShort { pid: stop.pid(), program: &program, why: &why });
         }
+    }
+
+    /// Notes a reason about the heap of a program; false if it was reported before, for an earlier process too.
+    fn is_heap_news(&mut self, program: &str, why: &str) -> bool {
+        let told = &mut self.options.heap_told;
+        let of_program = format!("{program}: {why}");
+        let is_known = told.iter().any(|known| known == why || *known == of_program);
+        if !is_known {
+            told.push(of_program);
+        }
+        !is_known
     }
 
     fn usual_huge_page(&mut self) -> Option<PageSize> {

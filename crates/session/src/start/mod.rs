@@ -132,7 +132,8 @@ pub enum StartEvent<'a> {
         /// The process.
         pid: i32,
     },
-    /// A request for the heap of a followed program cannot be met.
+    /// A request for the heap of a followed program cannot be met, or an option has no effect on it. Each reason is reported
+    /// for the first process of a program.
     HeapIsShort {
         /// The process.
         pid: i32,
