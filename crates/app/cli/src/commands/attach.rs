@@ -233,7 +233,8 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, state: &mut State) -> a
     if args.dry_run {
         let plan = plan_attach(pid, &policy, reader)?;
         memory.spend(plan.makes_resident());
-        stream_of_plan(args).print(&table::plan(&process_name(pid), &plan, None))?;
+        let heap = if args.heap == AttachHeapArg::Thp { plan_of_heap(pid) } else { String::new() };
+        stream_of_plan(args).print(&(heap + &table::plan(&process_name(pid), &plan, None)))?;
         if let Some(path) = &args.outcome.report {
             let document = Inspection {
                 in_place: told.take().unwrap_or_default(),
@@ -276,10 +277,19 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, state: &mut State) -> a
     Ok(())
 }
 
+/// The most that `--heap=thp` would put on huge pages, as a line of a plan.
+fn plan_of_heap(pid: i32) -> String {
+    let most = in_place_amounts(pid).anonymous;
+    format!("heap: up to {} of anonymous memory would be put on huge pages in place\n\n", format_bytes(most))
+}
+
+fn in_place_amounts(pid: i32) -> InPlaceAmounts {
+    ProcessMemory::read(pid).map(|memory| InPlaceAmounts::of(&memory)).unwrap_or_default()
+}
+
 /// Names the options by which memory of the process would be lifted in place, if there is any.
 fn on_request(pid: i32) -> String {
-    let in_place = ProcessMemory::read(pid).map(|memory| InPlaceAmounts::of(&memory)).unwrap_or_default();
-    let standing = Standing { in_place, ..Standing::default() };
+    let standing = Standing { in_place: in_place_amounts(pid), ..Standing::default() };
     standing.on_request().map_or_else(String::new, |options| format!("; on request: {options}"))
 }
 
