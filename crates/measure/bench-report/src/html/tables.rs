@@ -158,7 +158,7 @@ pub(super) fn switches(section: &Section) -> Markup {
             thead { tr { th scope="col" { "To" } th.number scope="col" { "CPU time" } th.number scope="col" { "Standstill" }
                 th.number scope="col" { "Switches" } th.number scope="col" { "Paid back after" } } }
             tbody { @for arm in &section.arms { @if let Some(cost) = arm.switch { tr {
-                th scope="row" { (arm.name) } td.number { (cpu_cost(cost.cpu)) } td.number { (milliseconds(cost.pause)) }
+                th scope="row" { (arm.name) } td.number.wraps { (cpu_cost(cost.cpu)) } td.number { (milliseconds(cost.pause)) }
                 td.number { (cost.switches) }
                 td.number { @match cost.paid_back { Some(time) => { (format!("{:.1} s", time.min(1e9))) " of CPU time" }, None => "–" } }
             } } } }
