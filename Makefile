@@ -155,9 +155,11 @@ install:
 	install -D -m 644 $(release)/pagelift.spdx.json $(docdir)/pagelift.spdx.json
 	install -m 644 $(release)/third-party.txt $(docdir)/THIRD-PARTY.txt
 	install -m 644 $(release)/third-party-libpagelift.txt $(docdir)/THIRD-PARTY-libpagelift.txt
-	install -m 644 README.md $(docdir)/README.md
-	for folder in docs docs/guides docs/internals; do \
-		install -d $(docdir)/$$folder && install -m 644 $$folder/*.md $(docdir)/$$folder || exit 1; \
+	install -d $(docdir)/docs/guides $(docdir)/docs/internals
+	@# Links to files of the source tree alone become plain text.
+	for page in README.md SECURITY.md docs/*.md docs/guides/*.md docs/internals/*.md; do \
+		sed -E 's#\[([^]]*)\]\((\.\./)*(CHANGELOG\.md|CONTRIBUTING\.md|examples/[^)]*|include/[^)]*)\)#\1#g' $$page >$(docdir)/$$page && \
+			chmod 644 $(docdir)/$$page || exit 1; \
 	done
 	install -D -m 644 packaging/examples/cache.conf $(exampledir)/cache.conf
 	install -d $(exampledir)/agent.d

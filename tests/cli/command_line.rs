@@ -465,7 +465,28 @@ fn install(t: &Context) -> Result<()> {
     }
     let outside = fs::read_dir(&root)?.flatten().filter(|entry| entry.file_name() != "opt").count();
     ensure!(outside == 0, "something was put outside of PREFIX");
+    check_links(&prefix.join("share/doc/pagelift"))?;
     installed_program_works(t, &prefix)
+}
+
+/// Links between the installed pages lead to files.
+fn check_links(folder: &Path) -> Result<()> {
+    let pages = ["", "docs", "docs/guides", "docs/internals"].map(|name| fs::read_dir(folder.join(name)));
+    let pages = pages.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().flatten();
+    let mut links = 0;
+    for page in pages.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|name| name == "md")) {
+        let text = fs::read_to_string(&page)?;
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            if link.is_empty() || link.starts_with("http") {
+                continue;
+            }
+            let target = page.parent().context("no folder")?.join(link);
+            ensure!(target.exists(), "{}: no {link}", page.display());
+            links += 1;
+        }
+    }
+    ensure!(links > 50, "{links} links");
+    Ok(())
 }
 
 fn installed_program_works(t: &Context, prefix: &Path) -> Result<()> {
