@@ -4,6 +4,8 @@
 //! Tests in virtual machines (`tests/kernels/machines/{doctor,nodes}.sh`) cover `kernel.yama.ptrace_scope = 3`, which
 //! lasts until a reboot, and a pool on the wrong node.
 
+mod states;
+
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::fs;
@@ -27,7 +29,7 @@ const NO_EXECUTABLE_COPIES: &str = "65, 1, 0, 0, 0";
 fn main() -> ExitCode {
     let python = || vec![Need::Command("python3".into())];
     let with = |more: Vec<Need>| [vec![Need::Root], more].concat();
-    main_of(vec![
+    let mut tests = vec![
         test_case("cgroup_limit_without_promises", with(vec![Need::Pool(16 << 20)]), cgroup_limit),
         test_case("transparent_huge_pages_never", with(vec![Need::File(THP_MODE.into())]), thp_never),
         test_case(
@@ -36,7 +38,6 @@ fn main() -> ExitCode {
             switched_off,
         ),
         test_case("an_empty_pool", with(vec![Need::Pool(0), Need::Command("gcc".into())]), empty_pool),
-        test_case("one_state_has_one_verdict", with(vec![Need::Command("gcc".into())]), states),
         test_case(
             "mariadb_with_the_pages_that_are_advised",
             with(vec![Need::Pool(0), Need::Command("mariadbd".into()), Need::Command("mariadb-install-db".into())]),
@@ -49,7 +50,9 @@ fn main() -> ExitCode {
         test_case("colours_are_for_terminals", vec![Need::Command("script".into())], colours),
         test_case("what_cannot_be_examined_is_said", vec![], mistakes),
         test_case("the_choice_for_a_heap_is_said_before_the_start", vec![], heap_choice),
-    ])
+    ];
+    tests.extend(states::tests());
+    main_of(tests)
 }
 
 /// The settings belong to the machine: one test at a time.
@@ -233,46 +236,6 @@ fn empty_pool(t: &Context) -> Result<()> {
         ensure!(t.pool()?.free()? > 0, "the pool is still empty");
         doctor(t, &[&pid])?.does_not_find("pool-pages")?;
     }
-    session.send("\n")?;
-    session.finish()?.success().map(drop)
-}
-
-/// All commands that describe the state of a process use the same words.
-fn states(t: &Context) -> Result<()> {
-    let _alone = alone();
-    needs_thp()?;
-    let mut session = t.session(Program::named("start/pie_by_default.c")?.command()?)?;
-    session.wait_for_line("ready")?;
-    let pid = session.pid().to_string();
-    let mut table = String::new();
-    for (state, command, words) in [
-        ("started", None, "; a lift would add "),
-        ("attached", Some("attach"), "; a lift would add nothing"),
-        ("detached", Some("detach"), "; a lift would add "),
-    ] {
-        if let Some(command) = command {
-            t.run(t.pagelift(&[command, &pid])?)?.success()?;
-        }
-        let first = |command: &str| -> Result<String> {
-            let output = t.run(t.pagelift(&[command, &pid])?)?;
-            Ok(output.stdout.lines().next().unwrap_or_default().to_owned())
-        };
-        let (status, inspect, doctor) = (first("status")?, first("inspect")?, doctor(t, &[&pid])?);
-        let verdict = doctor.report["verdict"]["summary"].as_str().unwrap_or_default().to_owned();
-        table += &format!("{state:9} status   {status}\n{:9} inspect  {inspect}\n{:9} doctor   {verdict}\n", "", "");
-        // The program's own memory may change by a page between two commands, but huge pages do not.
-        let huge =
-            |text: &str| text.split(": ").find_map(|part| part.split_once(" of ").map(|(huge, _)| huge.to_owned()));
-        let same = huge(&status);
-        ensure!(same.is_some() && same == huge(&inspect) && same == huge(&verdict), "{table}");
-        ensure!(inspect.contains(words) && verdict.contains(words), "{state}: {words}\n{table}");
-        let says_nothing = words.ends_with("nothing");
-        ensure!(doctor.report["verdict"]["run"].is_null() || !says_nothing, "{:#}", doctor.report["verdict"]);
-        let added =
-            |text: &str| text.split_once("a lift would add ").map(|(_, rest)| rest.chars().take(7).collect::<String>());
-        ensure!(added(&inspect) == added(&verdict), "{table}");
-    }
-    t.note(&table);
     session.send("\n")?;
     session.finish()?.success().map(drop)
 }
