@@ -307,6 +307,7 @@ pub(crate) fn document_text(document: &impl Serialize, as_line: bool) -> io::Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heap::Anonymous;
     use address_space::{Address, AddressRange, PageSize, Protection};
     use lift_plan::Kind;
 
@@ -367,5 +368,18 @@ mod tests {
         let refusals: Vec<_> = first.lift.refusals.iter().map(|refusal| (refusal.range, &refusal.reason)).collect();
         assert_eq!(refusals, [(range(20, 2), &at_start()), (range(30, 1), &Reason::NotReadable)]);
         assert_eq!(first.fixes.len(), 1, "{:?}", first.fixes);
+    }
+
+    #[test]
+    fn beside_a_lifted_heap_only_ranges_count_that_fill_a_huge_page() {
+        let Some(huge) = transparent_huge_page().map(PageSize::bytes) else { return };
+        let beside_a_heap = |bytes: u64| {
+            let mut report =
+                report(Vec::new(), vec![(AddressRange::sized(Address(PAGE), bytes), Reason::RunningAndWritable)]);
+            let of = |huge| Anonymous { resident: 700 << 20, huge };
+            report.heap = Some(HeapInPlace { before: of(0), after: of(698 << 20), left: 0 });
+            report.is_complete()
+        };
+        assert!(beside_a_heap(360 << 10) && !beside_a_heap(2 * huge));
     }
 }
