@@ -2,6 +2,7 @@
 
 use super::needed::{Needed, by_command, by_target, pool_policy, this_program};
 use super::nodes::placed;
+use crate::arguments::heap::HeapArgs;
 use crate::arguments::policy::{PolicyArgs, words};
 use crate::output::Output;
 use crate::root_program;
@@ -13,6 +14,7 @@ use clap::{Args, ValueEnum};
 use foreign_text::{quoted, quoted_path};
 use lift_plan::{Numa, Policy};
 use machine_facts::{Files, System, allowed_nodes, default_hugetlb, free_blocks, node_numbers, pool_counts};
+use options::HeapPages;
 use pools::{BootFile, BootKind, BootMachine, Installation, PoolNeed, PoolRequest, needs_of};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,12 +23,14 @@ use std::process::Command;
 /// `pagelift pool plan`.
 #[derive(Args, Clone)]
 #[command(
-    after_help = "Only the pages that `pagelift run --pages hugetlb` takes are counted. Add pages that a program itself takes from the pool, \
-or by `--heap 2M`, as SIZE:COUNT."
+    after_help = "Only the pages that `pagelift run --pages hugetlb` takes are counted, and with --heap those of its heap. Add pages that a \
+program itself takes from the pool as SIZE:COUNT."
 )]
 pub struct PlanArgs {
     #[command(flatten)]
     policy: PolicyArgs,
+    #[command(flatten)]
+    heap: HeapArgs,
     /// Place all pages on this NUMA node [default: the nodes from which the lift takes them: by --numa, otherwise
     /// evenly on the nodes that the program's cpuset and memory policy allow].
     #[arg(long, value_name = "NODE")]
@@ -124,7 +128,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         out.print_json(&document)?;
         return Ok(());
     }
-    let (words, policy) = (plan_words(args), policy_words(args));
+    // `attach` puts no heap on pool pages.
+    let heap = if args.command.is_empty() { String::new() } else { heap_words(args) };
+    let (words, policy) = (plan_words(args), policy_words(args) + &heap);
     let machine = boot_machine(args);
     let shown = text::ShownPlan {
         needed: &needed,
@@ -132,7 +138,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         words: &words,
         policy: &policy,
         command: &args.command,
-        only_command: args.target.is_empty(),
+        only_command: args.target.is_empty() && args.heap.words().is_empty(),
         arguments: pools::kernel_arguments(&requests, &machine),
         cma: pools::cma_arguments(&requests, &machine, is_gigantic),
         machine: &machine,
@@ -175,11 +181,39 @@ fn needed(args: &PlanArgs) -> anyhow::Result<Needed> {
     if !args.command.is_empty() {
         take(by_command(&args.command, &policy)?)?;
     }
+    if let Some(request) = of_heap(&args.heap)? {
+        take(Needed { name: "its heap".to_owned(), requests: vec![request], notes: Vec::new(), pid: None })?;
+    }
     if names.is_empty() {
         bail!("found nothing to plan for; needed: `-- CMD`, a process, a file, or pages such as 2M:64");
     }
     all.name = names.join(", ");
     Ok(all)
+}
+
+/// The pages of a heap that `run --heap SIZE --heap-reserve BYTES` takes.
+fn of_heap(heap: &HeapArgs) -> anyhow::Result<Option<PoolRequest>> {
+    match (heap.heap, heap.heap_reserve) {
+        (HeapPages::Off, None) => Ok(None),
+        (HeapPages::Off, Some(_)) => {
+            bail!("found --heap-reserve alone; needed: the size of its pages; fix: --heap=2M beside it")
+        }
+        (HeapPages::Pool(size), Some(bytes)) => {
+            Ok(Some(PoolRequest { size, pages: size.pages_for(bytes), node: None }))
+        }
+        (HeapPages::Pool(size), None) => bail!(
+            "found --heap={} without the bytes of the heap, which takes half of the free pages then; fix: --heap-reserve \
+             SIZE beside it",
+            size.word()
+        ),
+        (HeapPages::Auto | HeapPages::Thp, _) => {
+            bail!("found a heap that takes no pages of a pool; fix: --heap=2M --heap-reserve SIZE, or no --heap")
+        }
+    }
+}
+
+fn heap_words(args: &PlanArgs) -> String {
+    args.heap.words().iter().map(|word| format!(" {}", quoted(word))).collect()
 }
 
 /// The words of the policy that differ from the default.
@@ -191,7 +225,7 @@ fn policy_words(args: &PlanArgs) -> String {
 
 /// The words that ask for this plan again.
 fn plan_words(args: &PlanArgs) -> String {
-    let mut words = policy_words(args);
+    let mut words = policy_words(args) + &heap_words(args);
     if let Some(node) = args.node {
         words += &format!(" --node {node}");
     }
@@ -283,4 +317,25 @@ fn reload_systemd(args: &PlanArgs, paths: &[PathBuf]) {
 pub fn is_gigantic(size: PageSize) -> bool {
     let largest = free_blocks(&System).iter().map(|free| free.pages_of(size, machine_facts::base_page())).next();
     matches!(largest, Some(None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::PageSize;
+
+    #[test]
+    fn a_heap_needs_the_pages_of_its_reserve() {
+        let of = |heap, reserve| of_heap(&HeapArgs { heap, heap_reserve: reserve, heap_allocator: None });
+        let pool = HeapPages::Pool(PageSize::new(2 << 20).unwrap());
+        let text = |request: Option<PoolRequest>| request.unwrap().to_string();
+        assert_eq!(text(of(pool, Some((64 << 20) + 1)).unwrap()), "2M:33");
+        assert!(of(HeapPages::Off, None).unwrap().is_none());
+        for (heap, reserve) in
+            [(HeapPages::Off, Some(1)), (pool, None), (HeapPages::Auto, None), (HeapPages::Thp, Some(1))]
+        {
+            let error = of(heap, reserve).unwrap_err().to_string();
+            assert!(error.contains("fix: --heap"), "{error}");
+        }
+    }
 }
