@@ -245,6 +245,8 @@ pub struct ProgramFacts {
     pub command: Vec<String>,
     /// The program that runs it, if it is a script.
     pub interpreter: Option<String>,
+    /// The program that does its work, if it is a known driver.
+    pub worker: Option<String>,
     /// The known settings.
     pub known: Known,
     /// No dynamic linker loads it; `None` if its file could not be read.

@@ -69,8 +69,8 @@ impl Verdict {
             };
             return Self { summary, run, measure: None, estimates: Vec::new() };
         }
-        if let Some(native) = by_itself(program) {
-            return native;
+        if let Some(advice) = by_worker(program).or_else(|| by_itself(program)) {
+            return advice;
         }
         let heap = findings.iter().any(|finding| finding.check == HEAP_CHECK);
         let in_place = findings.iter().any(|finding| finding.check == SHARED_CHECK);
@@ -114,6 +114,18 @@ fn of_shared(facts: &Facts, program: &ProgramFacts, running: &RunningFacts, befo
         is_worthwhile: true,
     };
     Verdict { summary, run, measure: None, estimates: vec![estimate] }
+}
+
+/// The lift of the program that does the work of a driver.
+fn by_worker(program: &ProgramFacts) -> Option<Verdict> {
+    let worker = program.worker.as_ref()?;
+    let (name, words) = (&program.name, words(program));
+    Some(Verdict {
+        summary: format!("{name} leaves the work to {worker}: lift that"),
+        run: Some(format!("pagelift run --only {} -- {words}", quoted(worker))),
+        measure: Some(format!("pagelift bench --only {} -- {words}", quoted(worker))),
+        estimates: Vec::new(),
+    })
 }
 
 /// The program's own way to huge pages, if a start needs no other: glibc's for code that the page cache contains in

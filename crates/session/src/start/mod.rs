@@ -3,6 +3,7 @@
 pub(crate) mod base;
 mod command;
 mod companion;
+mod drivers;
 mod entry;
 mod filling;
 mod handler;
@@ -14,6 +15,7 @@ mod tracers;
 
 pub use crate::payment::Payment;
 pub use command::CommandFiles;
+pub use drivers::worker_of;
 pub use filling::InPlaceStart;
 pub use helper::become_program;
 pub use preload::{find_library, preload_environment};

@@ -27,6 +27,7 @@ use session::inspect::{Inspection, PlanCost, Pools};
 use session::running::Pause;
 use session::start::{
     CommandFiles, Helper, Program, StartEvent, StartOptions, become_program, preload_environment, prepare_file,
+    worker_of,
 };
 use session::{LiftReport, Postponed, PostponedState};
 use std::collections::BTreeMap;
@@ -400,6 +401,10 @@ impl<'a> Teller<'a> {
         let nothing = report.lift.is_nothing();
         if let Some(script) = self.script.filter(|_| nothing && args.only.is_empty()) {
             text += &format!("; {script} is a script: `--only NAME` lifts the program NAME that it starts");
+        }
+        let driver = args.command.first().filter(|_| args.only.is_empty());
+        if let Some(worker) = driver.and_then(|word| worker_of(word)) {
+            text += &format!("; {worker} does the work: `--only {worker}` lifts it");
         }
         // A source that the user names is taken at any price.
         if matches!(args.policy.pages, Pages::Thp | Pages::Hugetlb) && report.lift.made_resident_bytes > 0 {

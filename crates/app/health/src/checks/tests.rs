@@ -129,6 +129,7 @@ fn program() -> ProgramFacts {
         path: "/usr/sbin/server".into(),
         command: vec!["/usr/sbin/server".into(), "--name=a b".into()],
         interpreter: None,
+        worker: None,
         known: Known::Other,
         is_static: Some(false),
         fixed_base: false,

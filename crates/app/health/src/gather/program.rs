@@ -15,10 +15,11 @@ use process_view::{
 use session::heap::HeapPlan;
 use session::inspect::{FileLift, KnownFile, Pools, inspect_file, inspect_process};
 use session::shared::InPlaceAmounts;
-use session::start::Payment;
+use session::start::{Payment, worker_of};
 use session::status::far_pages_of;
 use session::{SessionError, program_name};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -105,6 +106,7 @@ pub fn of_command(
         facts.name = file_name(Path::new(words.first().map_or("", String::as_str)));
         facts.interpreter = Some(executed);
     }
+    facts.worker = words.first().and_then(|word| worker_of(OsStr::new(word)));
     let environment = Environment::of_this_process();
     facts.environment = VARIABLES.iter().filter_map(|name| environment.get(name)).map(str::to_owned).collect();
     let observed = Observed { mariadb: mariadb(facts.known, || file.try_clone().ok()), ..Observed::default() };
@@ -142,6 +144,7 @@ fn empty(name: String, path: String, command: Vec<String>) -> ProgramFacts {
         path,
         command,
         interpreter: None,
+        worker: None,
         is_static: None,
         fixed_base: false,
         allocator: None,

@@ -20,6 +20,7 @@ use cli::arguments::bench::{ArmArg, BenchArgs, PerArg};
 use cli::commands::reading::confine_to;
 use cli::exit::interruptions;
 use cli::output::Output;
+use cli::say;
 use confinement::Reads;
 use indicatif::{ProgressBar, ProgressStyle};
 use linux::written_file::is_standard_output;
@@ -28,6 +29,7 @@ use measure::record::{Design, Header, Record};
 use measure::toggle::Per;
 use options::{Choice, Pages, Policy};
 use servers::Arms;
+use session::start::worker_of;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -83,7 +85,16 @@ fn kept(path: &Path) -> anyhow::Result<Record> {
     record.with_context(|| process_view::printable(&path.display().to_string()))
 }
 
+/// Names the program that does the work of a driver, which the command itself does not show.
+fn suggest_only(args: &BenchArgs) {
+    let driver = args.command.first().filter(|_| args.only.is_empty() && args.against.is_empty());
+    if let Some(worker) = driver.and_then(|word| worker_of(word)) {
+        say!("pagelift: {worker} does the work of this command, and is not lifted; fix: --only {worker}");
+    }
+}
+
 fn whole_runs(args: &BenchArgs) -> anyhow::Result<Record> {
+    suggest_only(args);
     let plain = words_of(&args.command)?;
     let compared = Arms::of(args, &plain)?;
     let program = plain.join(" ");

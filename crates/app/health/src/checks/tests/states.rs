@@ -98,6 +98,17 @@ fn servers_are_measured_under_load() {
     }
 }
 
+/// The code of a driver does not count.
+#[test]
+fn a_driver_s_worker_is_lifted() {
+    let mut facts = healthy();
+    let program = program_of(&mut facts);
+    (program.running, program.worker) = (None, Some("cc1plus".to_owned()));
+    let verdict = examine(&facts).verdict;
+    assert!(verdict.run.unwrap().starts_with("pagelift run --only cc1plus -- /usr/sbin/server "));
+    assert!(verdict.measure.unwrap().starts_with("pagelift bench --only cc1plus -- /usr/sbin/server "));
+}
+
 #[test]
 fn shared_memory_is_recommended_only_if_it_is_the_largest_part_and_can_be_lifted() {
     let verdict = |anonymous: u64, liftable: u64| {
