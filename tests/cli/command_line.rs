@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         test_case("run/objects_names_objects", gcc(), objects_names_objects),
         test_case("run/merge_read_only/thp", gcc(), |t| merge_read_only(t, "thp")),
         test_case("run/merge_read_only/hugetlb", pool(), |t| merge_read_only(t, "hugetlb")),
+        test_case("a_driver_s_worker_is_named", vec![Need::Command("g++".into())], worker_of_a_driver),
         test_case("inspect/agrees_with_the_lift", gcc(), inspect_agrees),
         test_case("inspect/of_a_process", gcc(), inspect_process),
         test_case("inspect/damaged_files", gcc(), inspect_damaged),
@@ -285,6 +286,21 @@ fn merge_read_only(t: &Context, pages: &str) -> Result<()> {
         ensure!(writable(&plain) == writable(&lifted), "plain\n{plain}lifted\n{lifted}");
         view.check_read_only_contents(object)
     })?;
+    Ok(())
+}
+
+/// g++ starts cc1plus, which is the program to be lifted.
+fn worker_of_a_driver(t: &Context) -> Result<()> {
+    let mut driver = Command::new("g++");
+    driver.arg("--version");
+    let output = t.run(t.lifted(&[], &driver)?)?.success()?;
+    ensure!(output.stderr.contains("cc1plus does the work: `--only cc1plus` lifts it"), "{}", output.stderr);
+    let output = t.run(t.pagelift(&["doctor", "--json", "--", "g++", "--version"])?)?;
+    let doctor: Value = serde_json::from_str(&output.stdout)?;
+    ensure!(doctor["verdict"]["run"] == "pagelift run --only cc1plus -- g++ --version", "{:#}", doctor["verdict"]);
+    let bench = t.pagelift(&["bench", "--for", "1", "--", "g++", "--version"])?;
+    let output = t.run(bench)?;
+    ensure!(output.stderr.contains("fix: --only cc1plus"), "{output:?}");
     Ok(())
 }
 
