@@ -8,7 +8,7 @@ use test_support::{Context, Need, Program, Session, Setting, Test, test_case};
 
 /// Bytes of the pool that serve any lift of the program.
 const ENOUGH: u64 = 64 << 20;
-/// Bytes of the pool that serve a part of the constants.
+/// Bytes of the pool that do not suffice for the constants, which are lifted as a whole.
 const TOO_FEW: u64 = 4 << 20;
 const OFF: &str = "off";
 
@@ -41,7 +41,7 @@ const STATES: [State; 13] = [
     State { name: "switched_off_by_the_program_and_lifted", argument: OFF, before: &["attach"], adds: false, ..PLAIN },
     State { name: "never", thp: "never", adds: false, ..PLAIN },
     State { name: "never_and_a_pool", thp: "never", pool: ENOUGH, ..PLAIN },
-    State { name: "never_and_a_pool_too_small", thp: "never", pool: TOO_FEW, ..PLAIN },
+    State { name: "never_and_a_pool_too_small", thp: "never", pool: TOO_FEW, adds: false, ..PLAIN },
     State { name: "never_but_lifted_before", thp: "never", before: &["attach"], adds: false, ..PLAIN },
 ];
 
