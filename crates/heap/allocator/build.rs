@@ -6,6 +6,11 @@ fn main() {
     println!("cargo::rerun-if-changed=src/mimalloc.c");
     println!("cargo::rerun-if-changed=src/own_calls.h");
     println!("cargo::rerun-if-changed=src/give_back.c");
+    println!("cargo::rerun-if-changed=src/fast_paths.c");
+    // rustc exports only Rust functions. The linker gives these names to the C functions that the Rust functions call.
+    for name in ["malloc", "calloc", "free", "realloc"] {
+        println!("cargo::rustc-cdylib-link-arg=-Wl,--defsym={name}=mimalloc_{name}");
+    }
     let include = std::env::var("DEP_MIMALLOC_INCLUDE_DIR").expect("libmimalloc-sys says where its headers lie");
     let sources = Path::new(&include).join("../src");
     cc::Build::new()

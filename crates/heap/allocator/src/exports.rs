@@ -1,20 +1,31 @@
 //! The functions of the C library's allocator, under its names.
 //!
-//! Most calls make one comparison and go to mimalloc. Rare cases are in functions that are not inlined.
+//! The usual cases of malloc, calloc, free and realloc are in `fast_paths.c`, in one unit with mimalloc. The linker gives
+//! their names to the functions there (`build.rs`), so that no jump leads from here to there. Rare cases are here.
 
 use crate::c_library::OfCLibrary;
 use crate::start::{is_acting, page};
 use crate::sys::{KeepErrno, set_errno};
-use crate::{LARGE_FROM, SHARED, WITHIN_GRAIN, passive, small};
+use crate::{SHARED, passive, small};
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// mimalloc aligns blocks in arenas up to this (`MI_PAGE_MAX_OVERALLOC_ALIGN`); a block with a larger alignment gets
 /// its own grains.
 const MOST_SMALL_ALIGN: usize = 64 << 10;
 
 unsafe extern "C" {
+    /// Defined in `fast_paths.c`: least size of a large block in bytes; 0 if the heap does not act.
+    #[link_name = "mimalloc_large_from"]
+    pub safe static LARGE_FROM: AtomicUsize;
+    /// Mask of the bits that are 0 in the address of every large block; 0 whenever `LARGE_FROM` is.
+    #[link_name = "mimalloc_within_grain"]
+    pub safe static WITHIN_GRAIN: AtomicUsize;
+    fn mimalloc_malloc(size: usize) -> *mut c_void;
+    fn mimalloc_calloc(count: usize, size: usize) -> *mut c_void;
+    fn mimalloc_free(block: *mut c_void);
+    fn mimalloc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
     fn mi_malloc(size: usize) -> *mut c_void;
     fn mi_zalloc(size: usize) -> *mut c_void;
     fn mi_realloc(block: *mut c_void, size: usize) -> *mut c_void;
@@ -34,7 +45,8 @@ fn is_surely_small(block: *mut c_void) -> bool {
     block as usize & WITHIN_GRAIN.load(Relaxed) != 0
 }
 
-fn no_memory() -> *mut c_void {
+#[unsafe(export_name = "mimalloc_no_memory")]
+extern "C" fn no_memory() -> *mut c_void {
     set_errno(libc::ENOMEM);
     null_mut()
 }
@@ -86,20 +98,14 @@ fn large(size: usize, align: usize, zero: bool) -> *mut c_void {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
-    if is_small(size) {
-        // SAFETY:
-        // - mimalloc is set up and takes any size.
-        let block = unsafe { mi_malloc(size) };
-        if !block.is_null() {
-            return block;
-        }
-    }
-    malloc_slowly(size)
+    // SAFETY:
+    // - takes any size.
+    unsafe { mimalloc_malloc(size) }
 }
 
 #[cold]
-#[inline(never)]
-fn malloc_slowly(size: usize) -> *mut c_void {
+#[unsafe(export_name = "mimalloc_malloc_slowly")]
+extern "C" fn malloc_slowly(size: usize) -> *mut c_void {
     if !is_acting() {
         // SAFETY:
         // - any malloc takes any size.
@@ -109,7 +115,7 @@ fn malloc_slowly(size: usize) -> *mut c_void {
         return large(size, page(), false);
     }
     // SAFETY:
-    // - as in `malloc`.
+    // - mimalloc is set up and takes any size.
     with_new_arenas(size, || unsafe { mi_malloc(size) })
 }
 
@@ -119,21 +125,14 @@ fn malloc_slowly(size: usize) -> *mut c_void {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
-    let Some(bytes) = count.checked_mul(size) else { return no_memory() };
-    if is_small(bytes) {
-        // SAFETY:
-        // - mimalloc is set up and takes any size.
-        let block = unsafe { mi_zalloc(bytes) };
-        if !block.is_null() {
-            return block;
-        }
-    }
-    calloc_slowly(bytes)
+    // SAFETY:
+    // - takes any sizes.
+    unsafe { mimalloc_calloc(count, size) }
 }
 
 #[cold]
-#[inline(never)]
-fn calloc_slowly(size: usize) -> *mut c_void {
+#[unsafe(export_name = "mimalloc_calloc_slowly")]
+extern "C" fn calloc_slowly(size: usize) -> *mut c_void {
     if !is_acting() {
         // SAFETY:
         // - any calloc takes any size.
@@ -143,7 +142,7 @@ fn calloc_slowly(size: usize) -> *mut c_void {
         return large(size, page(), true);
     }
     // SAFETY:
-    // - as in `calloc`.
+    // - as in `malloc_slowly`.
     with_new_arenas(size, || unsafe { mi_zalloc(size) })
 }
 
@@ -153,22 +152,16 @@ fn calloc_slowly(size: usize) -> *mut c_void {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
-    if is_surely_small(block) {
-        // SAFETY:
-        // - the block is no large one, so that it came from mimalloc.
-        unsafe { mi_free(block) };
-    } else if !block.is_null() {
-        // SAFETY:
-        // - the caller's promise.
-        unsafe { free_slowly(block) };
-    }
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { mimalloc_free(block) };
 }
 
 /// # Safety
 /// As for [`free`].
 #[cold]
-#[inline(never)]
-unsafe fn free_slowly(block: *mut c_void) {
+#[unsafe(export_name = "mimalloc_free_slowly")]
+unsafe extern "C" fn free_slowly(block: *mut c_void) {
     let _keep = KeepErrno::new();
     if !is_acting() {
         // SAFETY:
@@ -192,24 +185,16 @@ unsafe fn free_slowly(block: *mut c_void) {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
-    if is_surely_small(block) && is_small(size) && size > 0 {
-        // SAFETY:
-        // - the block came from mimalloc, which keeps the block if it cannot provide the new size.
-        let moved = unsafe { mi_realloc(block, size) };
-        if !moved.is_null() {
-            return moved;
-        }
-    }
     // SAFETY:
     // - the caller's promise.
-    unsafe { realloc_slowly(block, size) }
+    unsafe { mimalloc_realloc(block, size) }
 }
 
 /// # Safety
 /// As for [`realloc`].
 #[cold]
-#[inline(never)]
-unsafe fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
+#[unsafe(export_name = "mimalloc_realloc_slowly")]
+unsafe extern "C" fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
     if !is_acting() {
         // SAFETY:
         // - if this heap does not act, no block is its own.
@@ -292,7 +277,12 @@ fn aligned(align: usize, size: usize) -> *mut c_void {
     }
     // SAFETY:
     // - mimalloc takes any size, and gives nothing for an alignment that is no power of two.
-    with_new_arenas(size + align, || unsafe { mi_malloc_aligned(size, align) })
+    let ask = || unsafe { mi_malloc_aligned(size, align) };
+    let block = ask();
+    if !block.is_null() {
+        return block;
+    }
+    with_new_arenas(size + align, ask)
 }
 
 /// memalign(3): like the C library's, it takes the next power of two as alignment.
@@ -414,6 +404,11 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
+    if is_surely_small(block) {
+        // SAFETY:
+        // - the block is no large one, so that it came from mimalloc.
+        return unsafe { mi_usable_size(block) };
+    }
     if block.is_null() {
         return 0;
     }

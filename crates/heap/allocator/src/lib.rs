@@ -1,11 +1,11 @@
 //! `libpagelift_heap.so`: replaces the C library's allocator in a program that `pagelift run --heap` starts, or that is
 //! started with this library in LD_PRELOAD and named by the variable `PAGELIFT` (`env_order`).
 //!
-//! Small blocks are mimalloc's, in arenas that we provide (`small`), whose free memory is returned to the kernel in time
-//! (`give_back.c`); large ones have grains of huge pages to themselves (`large`); pool pages are taken and populated before
-//! the first allocation (`pool`), and left at the first fork (`fork_calls`, `fork`, `pool_exit`). Lookups of the C library's
-//! functions find the heap's functions (`redirect`, `c_names`). In programs that the order does not name, every call is
-//! passed to the allocator that the program has without this library (`passive`).
+//! Small blocks are mimalloc's (`fast_paths.c`), in arenas that we provide (`small`), whose free memory is returned to the
+//! kernel in time (`give_back.c`); large ones have grains of huge pages to themselves (`large`); pool pages are taken and
+//! populated before the first allocation (`pool`), and left at the first fork (`fork_calls`, `fork`, `pool_exit`). Lookups
+//! of the C library's functions find the heap's functions (`redirect`, `c_names`). In programs that the order does not name,
+//! every call is passed to the allocator that the program has without this library (`passive`).
 //!
 //! Rules of this library, which runs before and beneath everything else in the process:
 //! - It never allocates: it uses neither `Vec` nor `String`, formats text into its own `Text`, and maps the memory that it
@@ -67,11 +67,6 @@ pub static ACCOUNT: Account = Account::new();
 
 static SHARED: large::Shared = large::Shared::new();
 
-/// Least size of a large block in bytes; smaller ones are mimalloc's. 0 until the heap has started, and always if it does
-/// not act.
-static LARGE_FROM: AtomicUsize = AtomicUsize::new(0);
-/// Mask of the bits that are 0 in the address of every large block. 0 whenever `LARGE_FROM` is.
-static WITHIN_GRAIN: AtomicUsize = AtomicUsize::new(0);
 /// Number of nodes that the pool's pages come from.
 static NODES: AtomicUsize = AtomicUsize::new(0);
 

@@ -7,8 +7,9 @@
    - it takes no settings from their environment;
    and with one for programs that define functions of the C library:
    - it calls none by a name that they can define (own_calls.h);
-   and with one for all:
-   - free memory of arenas is returned to the kernel by amount and by time (give_back.c). */
+   and with two for all:
+   - free memory of arenas is returned to the kernel by amount and by time (give_back.c);
+   - the C library's names are in the same piece, so that the usual cases are inlined (fast_paths.c). */
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
@@ -54,6 +55,7 @@ static bool prim_getenv_unless_privileged(const char *name, char *result, size_t
 #include "prim/prim.c"
 
 #include "give_back.c"
+#include "fast_paths.c"
 
 /* A process that was forked waits so many milliseconds for another thread. */
 enum { TIME_LIMIT_MS = 100 };
