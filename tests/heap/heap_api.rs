@@ -1,6 +1,6 @@
 //! The preloaded heap behind the standard names: edge cases of malloc and related functions, C++'s new and delete,
-//! loading and unloading of libraries, and mimalloc's own test suite, which `scripts/fetch-test-sources` fetches from
-//! Debian.
+//! loading and unloading of libraries, growth of blocks in place, and mimalloc's own test suite, which
+//! `scripts/fetch-test-sources` fetches from Debian.
 
 use anyhow::{Context as _, Result, ensure};
 use std::path::PathBuf;
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         tests.push(corners(format!("frees_across_libraries/{name}"), "frees_across_libraries.c", ground));
     }
     for (name, ground) in &GROUNDS[1..] {
+        tests.push(corners(format!("grows_in_place/{name}"), "grows_in_place.c", *ground));
         tests.push(suite(format!("mimalloc_suite/api/{name}"), *ground, api));
         tests.push(suite(format!("mimalloc_suite/api_fill/{name}"), *ground, api_fill));
         tests.push(suite(format!("mimalloc_suite/stress/{name}"), *ground, stress));

@@ -112,7 +112,10 @@ static mi_decl_noinline void *move(void *block, size_t old_size, size_t size) {
 UNDER_C_NAME void *mimalloc_realloc(void *block, size_t size) {
     if mi_unlikely (!is_surely_small(block) || size == 0 || size >= mimalloc_large_from)
         return mimalloc_realloc_slowly(block, size);
-    size_t usable = _mi_usable_size(block, mi_validate_ptr_page(block, "realloc"));
+    mi_page_t *page = mi_validate_ptr_page(block, "realloc");
+    size_t usable = _mi_usable_size(block, page);
     /* A block that stays at least half used is not moved. */
-    return size <= usable && size >= usable / 2 ? block : move(block, usable, size);
+    if mi_likely (size <= usable && size >= usable / 2)
+        return block;
+    return size > usable && usable > MI_LARGE_MAX_OBJ_SIZE && grow_in_place(page, size) ? block : move(block, usable, size);
 }

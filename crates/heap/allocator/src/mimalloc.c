@@ -55,6 +55,7 @@ static bool prim_getenv_unless_privileged(const char *name, char *result, size_t
 #include "prim/prim.c"
 
 #include "give_back.c"
+#include "grow.c"
 #include "fast_paths.c"
 
 /* A process that was forked waits so many milliseconds for another thread. */

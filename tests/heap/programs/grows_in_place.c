@@ -1,0 +1,80 @@
+// Grows blocks of 1 to 7 MiB by realloc. A block with free memory behind it keeps its address; a block in front of another
+// block leaves that block unchanged.
+//
+// build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KIB = 1 << 10, MIB = 1 << 20, STEP = 100 * KIB, MOST = 7 * MIB, MOST_MOVES = 2, BLOCKS = 6 };
+
+#define CHECK(condition)                                                  \
+    do {                                                                  \
+        if (!(condition)) {                                               \
+            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);       \
+            exit(1);                                                      \
+        }                                                                 \
+    } while (0)
+
+static char *grown_to(char *block, size_t old, size_t size, int *moves) {
+    char *now = realloc(block, size);
+    CHECK(now && malloc_usable_size(now) >= size);
+    *moves += now != block;
+    memset(now + old, (int)(size / STEP), size - old);
+    return now;
+}
+
+/* Each step has written its own value. */
+static void check_steps(const char *block, size_t first, size_t size) {
+    for (size_t at = 0; at < first; at++)
+        CHECK(block[at] == 1);
+    for (size_t end = first + STEP; end <= size; end += STEP)
+        for (size_t at = end - STEP; at < end; at++)
+            CHECK(block[at] == (char)(end / STEP));
+}
+
+static void check_all(const char *block, size_t size, char value) {
+    for (size_t at = 0; at < size; at++)
+        CHECK(block[at] == value);
+}
+
+int main(void) {
+    int moves = 0, other_moves = 0;
+    size_t size = MIB;
+    char *block = malloc(size);
+    CHECK(block);
+    memset(block, 1, size);
+    for (; size + STEP <= MOST; size += STEP)
+        block = grown_to(block, size, size + STEP, &moves);
+    check_steps(block, MIB, size);
+    CHECK(moves <= MOST_MOVES);
+
+    char *blocks[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++) {
+        CHECK((blocks[i] = malloc(MIB)));
+        memset(blocks[i], 'a' + i, MIB);
+    }
+    for (int i = 0; i < BLOCKS; i += 2) {
+        blocks[i] = grown_to(blocks[i], MIB, 3 * MIB, &other_moves);
+        memset(blocks[i], 'a' + i, 3 * MIB);
+    }
+    for (int i = 0; i < BLOCKS; i++)
+        check_all(blocks[i], i % 2 ? MIB : 3 * MIB, 'a' + i);
+    check_steps(block, MIB, size);
+
+    /* All memory of a grown block is free again. */
+    free(block);
+    for (int i = 0; i < BLOCKS; i++)
+        free(blocks[i]);
+    for (int round = 0; round < 60; round++) {
+        char *again = malloc(MIB);
+        CHECK(again);
+        memset(again, round, MIB);
+        again = grown_to(again, MIB, MOST, &other_moves);
+        check_all(again, MIB, (char)round);
+        free(again);
+    }
+    printf("all is well\n");
+    return 0;
+}
