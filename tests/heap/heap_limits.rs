@@ -18,6 +18,9 @@ fn main() -> ExitCode {
         test_case("a_reserve_beyond_the_pool_is_reported", pool_of(8), beyond_the_pool),
         test_case("memory/pool_pages_are_not_counted", pool_of(128), |t| memory(t, 80, 128)),
         test_case("memory/the_rest_beside_the_pool", pool_of(40), |t| memory(t, 320, 40)),
+        test_case("memory/blocks_up_to_the_limit/large", thp(&[]), |t| fills(t, "large", 194)),
+        test_case("memory/blocks_up_to_the_limit/middle", thp(&[]), |t| fills(t, "middle", 196)),
+        test_case("memory/blocks_up_to_the_limit/mixed", thp(&[]), |t| fills(t, "mixed", 190)),
         test_case(
             "status_counts_what_large_blocks_asked_for",
             vec![Need::Command("gcc".into()), Need::Thp],
@@ -203,6 +206,16 @@ fn memory(t: &Context, allowed: u64, reserve: u64) -> Result<()> {
     let option = format!("--heap={}", default_huge_page()?.bytes());
     let reserve = format!("--heap-reserve={}", reserve * MIB);
     torture(t, &group, &[&option, &reserve], &["6000", "1", "0", "3", "4"])
+}
+
+/// The C library's allocator fits 204 to 209 MB of blocks into this limit.
+fn fills(t: &Context, kind: &str, megabytes: u32) -> Result<()> {
+    let group = ControlGroup::with(t, Limit::Memory, 200 * MIB)?;
+    let mut program = Program::named("heap/fills_a_limit.c")?.command()?;
+    program.args([kind, &megabytes.to_string()]);
+    let output = t.run(group.around(&t.lifted(&THP, &program)?))?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}{}", output.ending, output.stdout, output.stderr);
+    Ok(())
 }
 
 fn large_blocks(t: &Context) -> Result<()> {

@@ -6,6 +6,7 @@ fn main() {
     println!("cargo::rerun-if-changed=src/mimalloc.c");
     println!("cargo::rerun-if-changed=src/own_calls.h");
     println!("cargo::rerun-if-changed=src/give_back.c");
+    println!("cargo::rerun-if-changed=src/near_limit.c");
     println!("cargo::rerun-if-changed=src/fast_paths.c");
     println!("cargo::rerun-if-changed=src/grow.c");
     // rustc exports only Rust functions. The linker gives these names to the C functions that the Rust functions call.

@@ -244,6 +244,10 @@ static void page_was_freed(size_t bytes) {
     mi_atomic_storei64_relaxed(&free_memory.returned_at, _mi_clock_now());
 }
 
+/* Called when arenas hold more memory; small.rs sets it. A pointer, since a program may define any name. */
+static void nothing(void) {}
+void (*mimalloc_grew)(void) = nothing;
+
 static void page_was_taken(size_t bytes) {
     mi_atomic_add_relaxed(&free_memory.in_use, bytes);
     size_t dirty = load(&free_memory.dirty), returned = load(&free_memory.returned);
@@ -262,10 +266,10 @@ static void page_was_taken(size_t bytes) {
     dirty = dirty > bytes ? dirty - bytes : 0;
     if (dirty < load(&free_memory.least_dirty))
         mi_atomic_store_relaxed(&free_memory.least_dirty, dirty);
+    mimalloc_grew();
 }
 
 /* Returns large blocks that were freed long ago; small.rs sets it. A pointer, since a program may define any name. */
-static void nothing(void) {}
 void (*mimalloc_time_passes)(void) = nothing;
 
 /* By time. */
@@ -478,3 +482,5 @@ void _mi_arenas_collect(bool force, bool visit_all, mi_tld_t *tld) {
     (void)visit_all;
     (void)tld;
 }
+
+#include "near_limit.c"

@@ -5,14 +5,17 @@
 //! CPU. If it was, the memory is cleared in place. If only a few places were touched, it gets ordinary pages
 //! (`cleaning`). If a limit counts address space (`limits`), no mapping is kept without memory.
 
+mod ends;
+
 use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
 use crate::kept::Allowance;
 use crate::limits::{are_mappings_short, may_be_mapped};
 use crate::pool::{Grain, Pool, is_free, is_fresh, is_returned};
 use crate::sys::{Lock, Table, advise, base_page, clear, copy, milliseconds};
-use crate::{ACCOUNT, forget, mapped, turn};
+use crate::{ACCOUNT, forget, mapped, near_limit, turn};
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::Relaxed;
+use ends::{cut_end, join_end};
 
 /// Largest freed mapping that keeps its memory, in bytes; larger ones give it back at once.
 const KEPT_WITH_MEMORY: usize = 128 << 20;
@@ -46,6 +49,16 @@ struct Block {
     state: State,
     from_pool: bool,
     density: Density,
+    /// Its last huge page is on ordinary pages.
+    is_cut: bool,
+}
+
+impl Block {
+    /// Bytes that the program may use of a block that it holds.
+    fn usable(&self) -> usize {
+        let State::Held(asked) = self.state else { return self.bytes };
+        asked.max(1).next_multiple_of(base_page()).min(self.bytes)
+    }
 }
 
 /// Everything that the lock guards.
@@ -146,6 +159,7 @@ impl Shared {
                 }
             }
         }
+        near_limit::grew();
         Some(block.start)
     }
 
@@ -160,11 +174,12 @@ impl Shared {
         unsafe { self.with(|large| large.free(address)) }
     }
 
-    /// Usable bytes of a block; `None` if the address is not a large block's.
+    /// Usable bytes of a block; `None` if the address is not a large block's. The rest of its last huge page may lose its
+    /// contents.
     pub fn usable(&self, address: usize) -> Option<usize> {
         // SAFETY:
         // - `work` only acts on its argument.
-        unsafe { self.with(|large| large.held(address).map(|at| large.blocks.as_slice()[at].bytes)) }
+        unsafe { self.with(|large| large.held(address).map(|at| large.blocks.as_slice()[at].usable())) }
     }
 
     /// Resizes a block without copying it and returns its new address; `None` if that is not possible.
@@ -176,7 +191,9 @@ impl Shared {
         // SAFETY:
         // - `work` only acts on what it is given.
         // - the caller's promise.
-        unsafe { self.with(|large| large.resize(address, asked)) }
+        let resized = unsafe { self.with(|large| large.resize(address, asked)) };
+        near_limit::grew();
+        resized
     }
 
     /// Copies a block into a new one of another size, frees it, and returns the new address.
@@ -232,6 +249,9 @@ impl Large {
             None => (self.take_from_kernel(bytes, align)?, Cleaning::Nothing),
         };
         block.state = State::Held(asked);
+        if near_limit::is_near() {
+            cut_end(&mut block, self.grain);
+        }
         match self.position(block.start) {
             // One that was kept.
             Ok(at) => self.blocks.as_mut_slice()[at] = block,
@@ -261,7 +281,8 @@ impl Large {
         self.pool.mark(start, bytes, Grain::Used);
         let bytes = bytes.next_multiple_of(self.pool.grain());
         let state = State::Held(0);
-        Some((Block { start, bytes, state, from_pool: true, density: Density::Unknown }, cleaning))
+        let block = Block { start, bytes, state, from_pool: true, density: Density::Unknown, is_cut: false };
+        Some((block, cleaning))
     }
 
     /// The kept mapping that fits best.
@@ -281,6 +302,7 @@ impl Large {
             // - a kept mapping, which nobody holds.
             block.density = unsafe { block.density.for_any_use(block.start, block.bytes) };
         }
+        join_end(block);
         let block = *block;
         self.no_longer_kept(block.bytes, memory);
         if let Memory::GivenBack(at) = memory {
@@ -307,7 +329,8 @@ impl Large {
             self.drop_all_kept();
             mapped::map(bytes, align)
         })?;
-        Some(Block { start, bytes, state: State::Held(0), from_pool: false, density: Density::Unknown })
+        let state = State::Held(0);
+        Some(Block { start, bytes, state, from_pool: false, density: Density::Unknown, is_cut: false })
     }
 
     /// # Safety
@@ -442,6 +465,11 @@ impl Large {
         let State::Held(before) = block.state else { return None };
         let bytes = asked.max(1).checked_next_multiple_of(self.grain)?;
         let in_pool = block.from_pool && self.pool.holds(block.start);
+        if bytes != block.bytes {
+            // The kernel moves and extends one mapping only.
+            join_end(&mut self.blocks.as_mut_slice()[at]);
+        }
+        let block = Block { is_cut: block.is_cut && bytes == block.bytes, ..block };
         let resized = if bytes == block.bytes {
             block
         } else if in_pool {

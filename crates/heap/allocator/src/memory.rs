@@ -32,18 +32,25 @@ fn read_text<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a str> {
 
 /// The smallest remainder that a memory cgroup of this process leaves, in bytes; `None` if none limits it.
 fn under_limits() -> Option<u64> {
+    let mut least: Option<u64> = None;
+    for_each_of_memory(|directory, path| least = least.into_iter().chain(left_below(directory, path)).min())?;
+    least
+}
+
+/// Calls `look` with each memory cgroup of this process, and with room for the paths of its files; `None` if they are not
+/// known.
+fn for_each_of_memory(mut look: impl FnMut(&CgroupDirectory<'_>, &mut [u8])) -> Option<()> {
     let mut texts = Scratch::new()?;
     let (membership, rest) = texts.bytes().split_at_mut(LONGEST_MEMBERSHIP);
     let (path, mounts) = rest.split_at_mut(libc::PATH_MAX as usize);
     let membership = read_text(c"/proc/self/cgroup", membership)?;
     let mounts = whole_lines(read_text(c"/proc/self/mountinfo", mounts)?);
-    let mut least: Option<u64> = None;
     for_each_directory(membership, mounts, |directory| {
         if directory.controller == Controller::Memory {
-            least = least.into_iter().chain(left_below(&directory, path)).min();
+            look(&directory, path);
         }
     });
-    least
+    Some(())
 }
 
 /// Bytes left below the limit of a cgroup; `None` without one. `path` has room for the paths of its files.
@@ -56,6 +63,33 @@ fn left_below(directory: &CgroupDirectory<'_>, path: &mut [u8]) -> Option<u64> {
     let mut buffer = [0u8; 4096];
     let statistics = read_text(path_in(directory, "memory.stat", path)?, &mut buffer).unwrap_or_default();
     Some(files.left(limit, usage, statistics))
+}
+
+/// Bytes that this process can have within the limits of its memory cgroups, beside the present memory of others that the
+/// kernel cannot reclaim; `None` if none limits it.
+pub fn room_of_cgroups() -> Option<u64> {
+    let mut least: Option<u64> = None;
+    for_each_of_memory(|directory, path| least = least.into_iter().chain(room_in(directory, path)).min())?;
+    least
+}
+
+/// As for [`room_of_cgroups`], in one cgroup. Above `memory.high` the kernel slows a process down so much that it is a limit,
+/// too.
+fn room_in(directory: &CgroupDirectory<'_>, path: &mut [u8]) -> Option<u64> {
+    let files = MemoryFiles::of(directory.version_2);
+    let mut number = |file| read_text(path_in(directory, file, path)?, &mut [0; 64])?.trim().parse::<u64>().ok();
+    let high = if directory.version_2 { number("memory.high") } else { None };
+    let limit = number(files.limit).filter(|&limit| limit < NO_LIMIT).into_iter().chain(high).min()?;
+    let mut buffer = [0u8; 4096];
+    let statistics = read_text(path_in(directory, "memory.stat", path)?, &mut buffer).unwrap_or_default();
+    Some(limit.saturating_sub(unreclaimable(statistics, directory.version_2)))
+}
+
+/// Bytes of anonymous and shared memory, from the text of `memory.stat`.
+fn unreclaimable(statistics: &str, version_2: bool) -> u64 {
+    let names = if version_2 { ["anon ", "shmem "] } else { ["total_rss ", "total_shmem "] };
+    let number = |name| statistics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    names.into_iter().filter_map(number).fold(0, u64::saturating_add)
 }
 
 /// Writes the path of a cgroup's file; `None` if it is too long for the kernel.

@@ -6,7 +6,7 @@ use crate::large::Large;
 use crate::limits::may_be_mapped;
 use crate::pool::{Grain, is_free};
 use crate::sys::Lock;
-use crate::{ACCOUNT, SHARED, current_node, forget, mapped, turn};
+use crate::{ACCOUNT, SHARED, current_node, forget, mapped, near_limit, turn};
 use core::ffi::{c_int, c_long, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use heap_abi::{Shortage, SmallRecords};
@@ -24,10 +24,14 @@ unsafe extern "C" {
     static mut mimalloc_process: libc::pid_t;
     static mut mimalloc_clock: Clock;
     static mut mimalloc_time_passes: extern "C" fn();
+    static mut mimalloc_grew: extern "C" fn();
     static mimalloc_small_records: SmallRecords;
     fn mimalloc_arena_for(bytes: usize) -> usize;
     fn mimalloc_pass_by();
     fn mimalloc_trim(kept: usize) -> bool;
+    fn mimalloc_return_all();
+    fn mimalloc_break_up(most: usize);
+    fn mimalloc_use_huge_pages() -> bool;
     fn mimalloc_free_whole(unmap: bool) -> usize;
     fn mimalloc_forget_other_threads();
     fn mimalloc_begin_search();
@@ -121,6 +125,7 @@ pub unsafe fn forget_other_threads() {
     // SAFETY:
     // - the caller's promise.
     unsafe { mimalloc_forget_other_threads() };
+    near_limit::forget_other_threads();
 }
 
 /// Maps memory again that [`unmap_free`] has unmapped, with room for a block of so many bytes; false if there is none.
@@ -234,6 +239,37 @@ pub fn trim(kept: usize) -> bool {
     unsafe { mimalloc_trim(kept) }
 }
 
+/// Sets the function that is called when arenas hold more memory.
+///
+/// # Safety
+/// The process has one thread.
+pub unsafe fn watch_growth(grew: extern "C" fn()) {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { mimalloc_grew = grew };
+}
+
+/// Returns all free memory of arenas to the kernel, unless another thread does so at present.
+pub fn return_all() {
+    // SAFETY:
+    // - mimalloc is set up; contents of blocks stay.
+    unsafe { mimalloc_return_all() };
+}
+
+/// Puts at most so many huge pages of arenas with unused parts on ordinary pages.
+pub fn break_up(most: usize) {
+    // SAFETY:
+    // - mimalloc is set up; contents of blocks stay.
+    unsafe { mimalloc_break_up(most) };
+}
+
+/// Lets the kernel use huge pages again where [`break_up`] has prevented it; false if it was not possible now.
+pub fn use_huge_pages() -> bool {
+    // SAFETY:
+    // - mimalloc is set up; contents of blocks stay.
+    unsafe { mimalloc_use_huge_pages() }
+}
+
 /// Memory of small blocks; filled by `give_back.c`.
 #[derive(Default)]
 #[repr(C)]
@@ -264,6 +300,7 @@ extern "C" fn time_passes() {
     // SAFETY:
     // - the work only acts on its argument.
     unsafe { SHARED.with(Large::give_back_the_old) };
+    near_limit::time_passes();
 }
 
 /// Gives memory to mimalloc; false if it has not taken it.

@@ -5,7 +5,7 @@ use crate::exports::{LARGE_FROM, WITHIN_GRAIN};
 use crate::large::Large;
 use crate::program::{Program, ProgramBuffer};
 use crate::sys::{base_page, is_privileged, say};
-use crate::{ACCOUNT, NODES, SHARED, c_library, env_order, fork, limits, passive, python, small, threads};
+use crate::{ACCOUNT, NODES, SHARED, c_library, env_order, fork, limits, near_limit, passive, python, small, threads};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use heap_abi::{LIBRARY, ORDER_VARIABLE, Order};
@@ -198,6 +198,12 @@ unsafe fn begin(order: &Order) {
     unsafe { SHARED.with(take) };
     if ACCOUNT.pool_taken.load(Relaxed) == 0 {
         fork::needs_no_guard();
+    }
+    // Memory of the pool counts to no such limit.
+    if page == 0 {
+        // SAFETY:
+        // - the caller's promise.
+        unsafe { relief::set_up() };
     }
     ACCOUNT.open();
     WITHIN_GRAIN.store(grain.min(if page > 0 { page } else { grain }) - 1, Relaxed);
