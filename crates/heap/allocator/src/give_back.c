@@ -10,7 +10,8 @@
 /* Bytes of free memory that are kept: the larger of this and a share of the memory in use. */
 #define LEAST_KEPT ((size_t)16 << 20)
 enum { KEPT_SHARE = 8, KEPT_SHARE_IN_PARTS = 4 };
-/* More is kept if memory is needed again within this time, up to this amount. It is halved after a while. */
+/* More is kept if memory is needed again within this time, up to this amount, and no more than was in use at once lately. It
+   is halved after a while. */
 enum { IN_VAIN_MS = 1000, EXTRA_LASTS_MS = 10000 };
 #define MOST_EXTRA ((size_t)512 << 20)
 /* A slow call in so many reads the clock. */
@@ -32,7 +33,9 @@ static struct {
     _Atomic(size_t) extra;
     /* Returned by amount and not needed again so far. */
     _Atomic(size_t) returned;
-    _Atomic(mi_msecs_t) returned_at, extra_since, interval_since;
+    /* Greatest values of `in_use` in this period of EXTRA_LASTS_MS and in the one before. */
+    _Atomic(size_t) peak, peak_before;
+    _Atomic(mi_msecs_t) returned_at, extra_since, peak_since, interval_since;
     /* The thread that makes a pass; 0 if there is none. */
     _Atomic(uintptr_t) passing_thread;
 } free_memory;
@@ -91,9 +94,12 @@ static void subtract(_Atomic(size_t) * count, size_t bytes) {
 
 void mimalloc_end_search(void) { subtract(&searching_threads, 1); }
 
+static size_t larger(size_t one, size_t other) { return one > other ? one : other; }
+
 static size_t most_kept(size_t share) {
-    size_t part = load(&free_memory.in_use) / share;
-    return (part > LEAST_KEPT ? part : LEAST_KEPT) + load(&free_memory.extra);
+    size_t in_use = load(&free_memory.in_use), peak = larger(load(&free_memory.peak), load(&free_memory.peak_before));
+    size_t extra = load(&free_memory.extra), before = peak > in_use ? peak - in_use : 0;
+    return larger(in_use / share, LEAST_KEPT) + (extra < before ? extra : before);
 }
 
 /* A pass over all arenas. */
@@ -249,7 +255,9 @@ static void nothing(void) {}
 void (*mimalloc_grew)(void) = nothing;
 
 static void page_was_taken(size_t bytes) {
-    mi_atomic_add_relaxed(&free_memory.in_use, bytes);
+    size_t in_use = mi_atomic_add_relaxed(&free_memory.in_use, bytes) + bytes;
+    if (in_use > load(&free_memory.peak))
+        mi_atomic_store_relaxed(&free_memory.peak, in_use);
     size_t dirty = load(&free_memory.dirty), returned = load(&free_memory.returned);
     if (dirty < bytes && returned > 0) {
         mi_msecs_t now = _mi_clock_now();
@@ -294,6 +302,11 @@ static void pass_by(mi_theap_t *theap) {
         size_t extra = load(&free_memory.extra);
         mi_atomic_store_relaxed(&free_memory.extra, extra > LEAST_KEPT ? extra / 2 : 0);
         mi_atomic_storei64_relaxed(&free_memory.extra_since, now);
+    }
+    if (now - mi_atomic_loadi64_relaxed(&free_memory.peak_since) >= EXTRA_LASTS_MS) {
+        mi_atomic_store_relaxed(&free_memory.peak_before, load(&free_memory.peak));
+        mi_atomic_store_relaxed(&free_memory.peak, load(&free_memory.in_use));
+        mi_atomic_storei64_relaxed(&free_memory.peak_since, now);
     }
     mimalloc_time_passes();
 }

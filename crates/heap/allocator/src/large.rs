@@ -6,6 +6,7 @@
 //! (`cleaning`). If a limit counts address space (`limits`), no mapping is kept without memory.
 
 mod ends;
+mod pieces;
 
 use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
 use crate::kept::Allowance;
@@ -36,10 +37,8 @@ enum State {
 enum Memory {
     /// The data that the program has left.
     Used,
-    /// Nothing: it was given back when it was freed.
+    /// Nothing: it was given back.
     Clean,
-    /// Nothing: it was given back at this time in milliseconds, since it was too much or too old.
-    GivenBack(u64),
 }
 
 #[derive(Clone, Copy)]
@@ -67,6 +66,8 @@ pub struct Large {
     blocks: Table<Block>,
     kept_with_memory: usize,
     allowance: Allowance,
+    /// Bytes of the block that was kept last.
+    kept_last: usize,
     kept_space: usize,
     kept: usize,
     grain: usize,
@@ -91,6 +92,7 @@ impl Shared {
             blocks: Table::new(),
             kept_with_memory: 0,
             allowance: Allowance::new(),
+            kept_last: 0,
             kept_space: 0,
             kept: 0,
             grain: 0,
@@ -236,17 +238,20 @@ impl Large {
 
     fn allocate(&mut self, asked: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
         let bytes = asked.max(1).checked_next_multiple_of(self.grain)?;
+        self.give_back_the_old();
         if !self.blocks.make_room() {
             self.drop_all_kept();
             if !self.blocks.make_room() {
                 return None;
             }
         }
-        self.give_back_the_old();
         let found = self.take_from_pool(bytes, align, zero).or_else(|| self.take_kept(bytes, align, zero));
         let (mut block, cleaning) = match found {
             Some(found) => found,
-            None => (self.take_from_kernel(bytes, align)?, Cleaning::Nothing),
+            None => {
+                self.allowance.needs(bytes, milliseconds());
+                (self.take_from_kernel(bytes, align)?, Cleaning::Nothing)
+            }
         };
         block.state = State::Held(asked);
         if near_limit::is_near() {
@@ -258,6 +263,7 @@ impl Large {
             Err(at) => self.blocks.insert(at, block),
         }
         count_held(block.bytes as i64, asked as i64);
+        self.allowance.holds(ACCOUNT.large_held.load(Relaxed) as usize, milliseconds());
         Some((block, cleaning))
     }
 
@@ -285,16 +291,14 @@ impl Large {
         Some((block, cleaning))
     }
 
-    /// The kept mapping that fits best.
+    /// The kept mapping that fits best: one that holds memory if possible. The rest of a longer one stays.
     fn take_kept(&mut self, bytes: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
         if self.kept == 0 {
             return None;
         }
-        let fits = |block: &&mut Block| {
-            let kept = matches!(block.state, State::Kept { .. });
-            kept && block.bytes >= bytes && block.bytes - bytes <= bytes / 4 && block.start.is_multiple_of(align)
-        };
-        let block = self.blocks.as_mut_slice().iter_mut().filter(fits).min_by_key(|block| block.bytes)?;
+        let at = self.fitting(bytes, align)?;
+        self.split_kept(at, bytes);
+        let block = &mut self.blocks.as_mut_slice()[at];
         let State::Kept { memory, .. } = block.state else { return None };
         block.state = State::Held(0);
         if !zero {
@@ -305,8 +309,8 @@ impl Large {
         join_end(block);
         let block = *block;
         self.no_longer_kept(block.bytes, memory);
-        if let Memory::GivenBack(at) = memory {
-            self.allowance.used_again(block.bytes, at, milliseconds());
+        if memory == Memory::Clean {
+            self.allowance.needs(block.bytes, milliseconds());
         }
         Some((block, if zero && memory == Memory::Used { Cleaning::FindOut } else { Cleaning::Nothing }))
     }
@@ -364,11 +368,13 @@ impl Large {
         kept.state = State::Kept { since: milliseconds(), memory };
         self.blocks.as_mut_slice()[at] = kept;
         self.kept += 1;
+        self.kept_last = block.bytes;
         self.kept_space += block.bytes;
         if memory == Memory::Used {
             self.kept_with_memory += block.bytes;
             forget(ACCOUNT.large_kept.fetch_add(block.bytes as u64, Relaxed));
         }
+        self.join_kept(at);
         self.give_back_the_old();
         let space = MOST_KEPT_SPACE.max(ACCOUNT.large_held.load(Relaxed) as usize);
         self.drop_kept(MOST_KEPT, space);
@@ -394,10 +400,15 @@ impl Large {
         let most = self.allowance.most(ACCOUNT.large_held.load(Relaxed) as usize, now);
         while let Some((at, since)) = self.oldest(|memory| memory == Memory::Used) {
             // The block that was freed last is kept whatever its size: the next request is often for the same size.
-            let alone = self.kept_with_memory == self.blocks.as_slice()[at].bytes;
+            let bytes = self.blocks.as_slice()[at].bytes;
+            let alone = self.kept_with_memory == bytes && bytes <= self.kept_last;
             let is_new = now.saturating_sub(since) < self.allowance.longest();
             if is_new && (self.kept_with_memory <= most || alone) {
                 return;
+            }
+            let excess = (self.kept_with_memory.saturating_sub(most)).next_multiple_of(self.grain);
+            if is_new && excess < bytes {
+                self.split_kept(at, excess);
             }
             let block = self.blocks.as_slice()[at];
             // SAFETY:
@@ -405,7 +416,8 @@ impl Large {
             if !self.space_is_limited && unsafe { advise(block.start, block.bytes, libc::MADV_DONTNEED) } {
                 self.kept_with_memory -= block.bytes;
                 forget(ACCOUNT.large_kept.fetch_sub(block.bytes as u64, Relaxed));
-                self.blocks.as_mut_slice()[at].state = State::Kept { since, memory: Memory::GivenBack(now) };
+                self.blocks.as_mut_slice()[at].state = State::Kept { since, memory: Memory::Clean };
+                self.allowance.gave_back(block.bytes, now);
             } else {
                 // Nor is locked memory (mlock) given back that way.
                 self.unmap_kept(at);
