@@ -50,7 +50,13 @@ static bool prim_getenv_unless_privileged(const char *name, char *result, size_t
 #include "page-map.c"
 #include "random.c"
 #include "stats.c"
+/* For each thread: a seed without a system call, since no setting in use needs secret numbers, and no statistics, which
+   nobody reads. */
+#define _mi_random_init _mi_random_init_weak
+#define _mi_stats_merge_into(to, from) ((void)(to), (void)(from))
 #include "theap.c"
+#undef _mi_random_init
+#undef _mi_stats_merge_into
 #include "threadlocal.c"
 #include "prim/prim.c"
 
