@@ -152,7 +152,7 @@ impl Said {
         let asks_more = recommended.contains("--heap") || recommended.contains("--lift");
         ensure!(recommended.is_empty() || added > 0.0 || asks_more, "doctor recommends a lift of nothing");
         let is_left = self.doctor.starts_with("leave ") || self.doctor.contains("Leave it as it is");
-        ensure!(!(is_left && !recommended.is_empty()), "doctor recommends a lift, and to leave it");
+        ensure!(!is_left || recommended.is_empty(), "doctor recommends a lift, and to leave it");
         ensure!(!(self.doctor.starts_with("leave ") && self.huge > 0.0), "nothing would be on huge pages");
         Ok(())
     }
