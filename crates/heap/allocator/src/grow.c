@@ -17,7 +17,7 @@ static bool is_in_one_submap(uint8_t *start, size_t bytes) {
 /* Enlarges the only block of a page to so many bytes; false, with no change, if that is not possible. */
 static bool grow_in_place(mi_page_t *page, size_t bytes) {
     if (!mi_page_is_singleton(page) || page->block_size <= MI_LARGE_MAX_OBJ_SIZE || page->slice_committed != 0 ||
-        page->memid.memkind != MI_MEM_ARENA || mi_page_has_interior_pointers(page))
+        page->memid.memkind != MI_MEM_ARENA || mi_page_has_interior_pointers(page) || mi_page_is_in_full(page))
         return false;
     size_t first, count;
     mi_arena_t *arena = mi_arena_from_memid(page->memid, &first, &count);

@@ -254,7 +254,7 @@ impl Large {
             }
         };
         block.state = State::Held(asked);
-        if near_limit::is_near() {
+        if near_limit::is_near() && self.left_to_cut() > 0 {
             cut_end(&mut block, self.grain);
         }
         match self.position(block.start) {
@@ -317,7 +317,10 @@ impl Large {
 
     fn set_density(&mut self, address: usize, density: Density) {
         if let Some(at) = self.held(address) {
-            self.blocks.as_mut_slice()[at].density = density;
+            let block = &mut self.blocks.as_mut_slice()[at];
+            // Advice for the whole block has replaced that for its end.
+            block.is_cut &= density == block.density;
+            block.density = density;
         }
     }
 
@@ -417,7 +420,9 @@ impl Large {
                 self.kept_with_memory -= block.bytes;
                 forget(ACCOUNT.large_kept.fetch_sub(block.bytes as u64, Relaxed));
                 self.blocks.as_mut_slice()[at].state = State::Kept { since, memory: Memory::Clean };
-                self.allowance.gave_back(block.bytes, now);
+                if is_new {
+                    self.allowance.gave_back(block.bytes, now);
+                }
             } else {
                 // Nor is locked memory (mlock) given back that way.
                 self.unmap_kept(at);
@@ -500,6 +505,7 @@ impl Large {
             Block { start, bytes, ..block }
         };
         count_held(resized.bytes as i64 - block.bytes as i64, asked as i64 - before as i64);
+        self.allowance.holds(ACCOUNT.large_held.load(Relaxed) as usize, milliseconds());
         self.blocks.remove(at);
         if let Err(at) = self.position(resized.start) {
             self.blocks.insert(at, Block { state: State::Held(asked), ..resized });

@@ -87,6 +87,8 @@ pub extern "C" fn grew() {
         return;
     }
     let room = ROOM.load(Relaxed);
+    // A successful malloc(3) leaves errno alone.
+    let _keep = crate::sys::KeepErrno::new();
     IS_NEAR.store(true, Relaxed);
     (actions.reduce)(step(room));
     NEXT.store(size().saturating_add(step(room)).max(near_from(room)), Relaxed);

@@ -14,10 +14,14 @@ impl Large {
     /// Returns the unused ends of at most so many blocks to the kernel, the highest addresses first.
     pub fn cut_ends(&mut self, most: usize) {
         let grain = self.grain;
-        let so_far = self.blocks.as_slice().iter().filter(|block| block.is_cut).count();
-        let most = most.min(MOST_CUT.saturating_sub(so_far));
+        let most = most.min(self.left_to_cut());
         let blocks = self.blocks.as_mut_slice().iter_mut().rev();
         blocks.filter_map(|block| cut_end(block, grain).then_some(())).take(most).for_each(drop);
+    }
+
+    /// Number of further blocks that may have such an end.
+    pub fn left_to_cut(&self) -> usize {
+        MOST_CUT.saturating_sub(self.blocks.as_slice().iter().filter(|block| block.is_cut).count())
     }
 
     /// Lets the kernel use huge pages for the ends of blocks again.
