@@ -47,7 +47,7 @@ enum Event {
 pub struct Executed {
     /// Numbers of the processes, in the initial PID namespace.
     pub processes: Vec<i32>,
-    /// The kernel or this reading has dropped others.
+    /// The kernel has dropped others.
     pub were_lost: bool,
 }
 
@@ -101,7 +101,6 @@ impl ExecEvents {
                 Err(_) => return executed,
             }
         }
-        executed.were_lost = true;
         executed
     }
 
