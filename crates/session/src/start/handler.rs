@@ -30,6 +30,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// Most reasons about heaps that are reported. A build can execute programs of thousands of names.
+const MOST_HEAP_NEWS: usize = 1000;
+
 /// A program between its exec stop and its entry stop.
 struct InBetween {
     base: Option<Base>,
@@ -185,10 +188,11 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         let told = &mut self.options.heap_told;
         let of_program = format!("{program}: {why}");
         let is_known = told.iter().any(|known| known == why || *known == of_program);
-        if !is_known {
+        let is_news = !is_known && told.len() < MOST_HEAP_NEWS;
+        if is_news {
             told.push(of_program);
         }
-        !is_known
+        is_news
     }
 
     fn usual_huge_page(&mut self) -> Option<PageSize> {
