@@ -90,8 +90,9 @@ fn hash_of(file: &File, length: u64) -> String {
     let mut bytes = vec![0; PART];
     let mut hash = Sha256::new();
     hash.update(length.to_le_bytes());
+    let last = length.saturating_sub(PART as u64);
     for part in 0..PARTS {
-        let at = length.saturating_sub(PART as u64) / (PARTS - 1) * part;
+        let at = last / (PARTS - 1) * part + last % (PARTS - 1) * part / (PARTS - 1);
         let read = file.read_at(&mut bytes, at).unwrap_or(0);
         hash.update((read as u64).to_le_bytes());
         hash.update(&bytes[..read]);
@@ -222,8 +223,8 @@ mod tests {
             fs::write(&path, &bytes).unwrap();
             hash_of(&File::open(path).unwrap(), bytes.len() as u64)
         };
-        let hashes = [0, 20_000, 140_000, 299_990].map(|at| hash("a", at));
-        assert_eq!(hashes.iter().collect::<BTreeSet<_>>().len(), 4, "{hashes:?}");
+        let hashes = [0, 20_000, 140_000, 299_990, 299_999].map(|at| hash("a", at));
+        assert_eq!(hashes.iter().collect::<BTreeSet<_>>().len(), 5, "{hashes:?}");
         assert_eq!(hash("a", 20_000), hash("b", 20_000));
     }
 
