@@ -208,8 +208,12 @@ impl Drop for Running {
     fn drop(&mut self) {
         // SIGKILL leaves the program in the state of the moment, and does not end an uninterruptible sleep.
         self.stop();
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
         let end = ProcessHandle::open(self.pid());
-        let ends_within = |time| end.as_ref().is_ok_and(|end| end.ends_within(time));
+        // Without descriptors for a handle, its end is waited for.
+        let ends_within = |time| end.as_ref().map_or(true, |end| end.ends_within(time));
         if !ends_within(LONGEST_END) {
             self.kill();
             if !ends_within(LONGEST_DEATH) {
