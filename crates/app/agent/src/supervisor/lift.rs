@@ -191,9 +191,10 @@ impl Agent<'_> {
         let begun = entry.clone().begun(request.max_memory.unwrap_or(read_only));
         self.ledger.put(begun.clone());
         self.ledger.save(&self.paths.state)?;
-        let before = self.cpu_time();
+        let (before, beside) = (self.cpu_time(), self.last_scan.cost_beside);
         let answer = self.perform(&request);
-        let cost = self.cpu_time().saturating_sub(before);
+        let scans = self.last_scan.cost_beside.saturating_sub(beside);
+        let cost = self.cpu_time().saturating_sub(before).saturating_sub(scans);
         let named = candidate.named.clone();
         let lifted = Recent { named, build: entry.build.clone(), owner: entry.owner, handle, at: Instant::now() };
         if let Ok(status) = lifted.ended() {

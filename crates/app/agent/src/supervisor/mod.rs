@@ -137,6 +137,18 @@ struct LastScan {
     cost: Duration,
     /// It was made while a worker was waited for.
     is_beside: bool,
+    /// Time of the last attempt while a worker was waited for.
+    tried_beside: Instant,
+    /// CPU time of all attempts while workers were waited for.
+    cost_beside: Duration,
+}
+
+impl LastScan {
+    /// No scan so far.
+    fn none() -> Self {
+        let (now, zero) = (Instant::now(), Duration::ZERO);
+        Self { begun: now, time: zero, cost: zero, is_beside: false, tried_beside: now, cost_beside: zero }
+    }
 }
 
 /// A process that may be lifted.
@@ -280,7 +292,7 @@ impl<'a> Agent<'a> {
             exec_events: ExecEvents::subscribe().ok(),
             heard: Heard::default(),
             accounted: (Instant::now(), Duration::ZERO),
-            last_scan: LastScan { begun: Instant::now(), time: Duration::ZERO, cost: Duration::ZERO, is_beside: false },
+            last_scan: LastScan::none(),
             paths,
             _lock: lock,
         };

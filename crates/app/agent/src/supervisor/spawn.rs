@@ -148,7 +148,8 @@ impl Worker for WorkerProcess {
         if let Some(why) = self.stuck.forbid(request) {
             return not_started(why);
         }
-        let request = Request { beside: request.beside || !self.stuck.now().is_empty(), ..request.clone() };
+        let beside = request.beside || self.stuck.now().iter().any(|stuck| !stuck.beside);
+        let request = Request { beside, ..request.clone() };
         let (mut child, input) = match self.start() {
             Ok(started) => started,
             Err(why) => return not_started(why),

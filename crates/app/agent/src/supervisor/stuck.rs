@@ -27,6 +27,9 @@ pub struct StuckWorker {
     pub process: Identity,
     /// Seconds since 1970 of its SIGKILL.
     pub since: u64,
+    /// It holds the lock of workers beside another one.
+    #[serde(default)]
+    pub beside: bool,
 }
 
 /// All stuck workers.
@@ -58,7 +61,8 @@ impl Stuck {
     /// Adds a worker. Returns the reason for the missing answer.
     pub(super) fn add(&mut self, child: Child, request: &Request) -> String {
         let worker = child.id() as i32;
-        let stuck = StuckWorker { worker, task: request.task, process: request.identity, since: unix_time() };
+        let Request { task, identity: process, beside, .. } = *request;
+        let stuck = StuckWorker { worker, task, process, since: unix_time(), beside };
         self.0.push((child, stuck));
         format!(
             "worker {worker} has not ended {} s after SIGKILL: it is in an uninterruptible sleep",

@@ -464,13 +464,35 @@ fn scans_do_not_wait_for_a_worker() {
     assert!(ledger.counts.scans >= 5, "{:?}", ledger.counts);
 }
 
+/// Each look at a busy worker tried a scan, and the low cost of a denied one permitted the next.
+#[test]
+fn scans_beside_a_worker_keep_to_the_budget() {
+    let mut bench = Bench::new("");
+    bench.run(
+        |_| lifted(9),
+        |agent| {
+            agent.budget.advance(Duration::ZERO, Duration::from_secs(3600));
+            agent.last_scan.cost = Duration::from_secs(3600);
+            let (before, begun) = (agent.ledger.counts.clone(), Instant::now());
+            for _ in 0..30 {
+                std::thread::sleep(Duration::from_millis(10));
+                agent.meanwhile(Task::Lift);
+            }
+            let (after, most) = (agent.ledger.counts.clone(), begun.elapsed().as_millis() / 100 + 1);
+            assert_eq!(after.scans, before.scans);
+            assert!(u128::from(after.dropped_scans - before.dropped_scans) <= most, "{before:?} {after:?}");
+            true
+        },
+    );
+}
+
 /// The end of the worker was waited for without a limit, and the lock of workers kept all restores out.
 #[test]
 fn nothing_is_lifted_while_a_worker_does_not_end() {
     let mut bench = Bench::new("");
     bench.run(|_| lifted(9), |agent| agent.ledger.counts.lifts > 0);
     let process = Identity { pid: 1, start: 1 };
-    let stuck = StuckWorker { worker: 7, task: Task::Lift, process, since: 1 };
+    let stuck = StuckWorker { worker: 7, task: Task::Lift, process, since: 1, beside: false };
     bench.stuck.borrow_mut().push(stuck.clone());
     fs::write(bench.paths().switch, "restore").unwrap();
     let ledger = bench.run(|_| lifted(9), |agent| agent.ledger.counts.restored > 0 && agent.ledger.counts.scans > 3);

@@ -9,7 +9,7 @@ use crate::worker::{Answer, Request, Task, has_no_worker};
 use nix::sys::resource::UsageWho;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Placeholder for the workers while one is busy: there is never a second one.
 struct Busy;
@@ -40,18 +40,29 @@ impl Agent<'_> {
     /// Scans, if a scan is due, and reads the kill switch. Nothing is lifted or restored here.
     pub(super) fn meanwhile(&mut self, task: Task) -> Patience {
         let is_ended = self.read_switch() == Switch::Restore && task != Task::Restore;
-        if self.last_scan.begun.elapsed() >= self.configuration.settings.scan {
-            let before = used_by(UsageWho::RUSAGE_SELF);
-            self.advance_budget();
-            let done = self.scan().and_then(|_| self.write_status());
-            if let Err(error) = done {
-                (self.report)(&Action::Failed { what: format!("a scan beside a worker: {error}") });
-            }
-            self.publish();
-            self.last_scan.cost = used_by(UsageWho::RUSAGE_SELF).saturating_sub(before);
-            self.last_scan.is_beside = true;
+        let is_due = |at: Instant| at.elapsed() >= self.configuration.settings.scan;
+        if is_due(self.last_scan.begun) && is_due(self.last_scan.tried_beside) {
+            self.scan_beside();
         }
         if is_ended { Patience::End } else { Patience::Wait }
+    }
+
+    /// Scans, if the budget permits, and publishes.
+    fn scan_beside(&mut self) {
+        let before = used_by(UsageWho::RUSAGE_SELF);
+        self.last_scan.tried_beside = Instant::now();
+        self.advance_budget();
+        let scanned = self.scan();
+        let is_scanned = matches!(scanned, Ok(Some(_)));
+        if let Err(error) = scanned.and_then(|_| self.write_status()) {
+            (self.report)(&Action::Failed { what: format!("a scan beside a worker: {error}") });
+        }
+        self.publish();
+        let cost = used_by(UsageWho::RUSAGE_SELF).saturating_sub(before);
+        self.last_scan.cost_beside += cost;
+        if is_scanned {
+            (self.last_scan.cost, self.last_scan.is_beside) = (cost, true);
+        }
     }
 
     /// Looks for the end of a worker of an agent before. Processes in doubt are then examined.
