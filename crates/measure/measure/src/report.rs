@@ -63,6 +63,20 @@ pub struct VariantFacts {
     pub huge_sources: String,
     /// Other facts.
     pub notes: Vec<String>,
+    /// Memory of whole runs; absent if it was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryFacts>,
+}
+
+/// The memory of a run, anonymous and from the pool, of all its processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryFacts {
+    /// The most at one time.
+    pub peak_bytes: u64,
+    /// The most on huge pages at one time.
+    pub huge_bytes: u64,
+    /// Resident ten seconds after the end of the work; absent if the program did not end by `exit`.
+    pub idle_bytes: Option<u64>,
 }
 
 /// A workload.
