@@ -44,7 +44,7 @@ help:
 	@echo 'make mutants    mutation testing of the planner, the engine and the pure crates; takes hours'
 	@echo 'make suites     other projects'\'' test suites, plain and lifted, about an hour; SUITES=redis/run for a part'
 	@echo 'make demo       a bundled program plain and lifted, under a minute'
-	@echo 'make bench      the benchmarks'
+	@echo 'make bench      the benchmarks; BENCH='\''heap-programs'\'' for some, SUITE=DIR adds the programs of mimalloc-bench'
 	@echo 'make results    the figures of docs/RESULTS.md, an hour and a half; RESULTS='\''redis-*'\'' for a part'
 	@echo 'make estimates  the simulated figures there, ten minutes'
 	@echo 'make lint       formatting and lints'
@@ -110,8 +110,9 @@ suites: build
 demo: build
 	@$(release)/pagelift demo
 
+# BENCH='heap-programs' for one of them; SUITE=DIR, a checkout of mimalloc-bench, adds its programs there.
 bench: build
-	@$(CARGO) run --release --locked -p pagelift-bench
+	@$(CARGO) run --release --locked -p pagelift-bench -- $(BENCH) $(if $(SUITE),--suite '$(SUITE)')
 
 # docs/RESULTS.md's figures, two minutes each: TIME=600 for more, RESULTS='redis-* cc1plus' for some.
 results: build

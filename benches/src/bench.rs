@@ -109,6 +109,10 @@ pub(crate) struct Bench {
     pub(crate) cpu: Option<usize>,
     /// The parts of benchmarks to run, as named on the command line (`heap-programs/redis`).
     pub(crate) parts: Vec<String>,
+    /// A checkout of mimalloc-bench.
+    pub(crate) suite: Option<PathBuf>,
+    /// Rounds in which whole programs run, one run of each way in a round.
+    pub(crate) rounds: u32,
     interrupted: Arc<AtomicBool>,
 }
 
@@ -131,6 +135,8 @@ impl Bench {
             seed,
             cpu: if pin { last_usable_cpu() } else { None },
             parts: Vec::new(),
+            suite: None,
+            rounds: 6,
             interrupted,
         })
     }

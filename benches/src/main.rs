@@ -41,7 +41,11 @@ const BENCHMARKS: [(&str, &str, Benchmark); 11] = [
         fingerprints::run_exchanged,
     ),
     ("calloc", "calloc and free of untouched memory at many sizes, beside the C library's", calloc::run),
-    (heap_programs::NAME, "real programs with their heaps on huge pages, beside plain", heap_programs::run),
+    (
+        heap_programs::NAME,
+        "real programs and mimalloc-bench under other heaps and on huge pages, beside glibc",
+        heap_programs::run,
+    ),
     ("images", "starts and memory of many processes of a large library, from one image and otherwise", images::run),
     (
         from_file::NAME,
@@ -76,6 +80,13 @@ struct Options {
     /// Seed of the schedules.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// A checkout of mimalloc-bench, whose programs `heap-programs` compiles and runs too. Nothing is downloaded.
+    #[arg(long, value_name = "DIR")]
+    suite: Option<PathBuf>,
+    /// Rounds of `heap-programs`, one run of each way in a round. With six, the least and the greatest ratio are an
+    /// interval at 97 %.
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
     /// Lists the benchmarks and ends.
     #[arg(long)]
     list: bool,
@@ -86,6 +97,8 @@ struct Options {
 enum Other {
     /// Runs `pagelift bench` on servers whose difference is known, and writes the table of docs/RESULTS.md.
     KnownTruth(known_truth::KnownTruth),
+    /// Writes the table of docs/guides/large-heaps.md from reports of `heap-programs`.
+    HeapTable(heap_programs::HeapTable),
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -106,8 +119,10 @@ fn main() -> ExitCode {
 }
 
 fn try_main(options: &Options) -> Result<()> {
-    if let Some(Other::KnownTruth(known_truth)) = &options.other {
-        return known_truth::run(known_truth);
+    match &options.other {
+        Some(Other::KnownTruth(known_truth)) => return known_truth::run(known_truth),
+        Some(Other::HeapTable(table)) => return table.run(),
+        None => {}
     }
     if options.list {
         for (name, shows, _) in BENCHMARKS {
@@ -118,6 +133,11 @@ fn try_main(options: &Options) -> Result<()> {
     let chosen = chosen(&options.names)?;
     let mut bench = Bench::new(options.pagelift.as_deref(), options.seconds, options.seed, !options.no_pin)?;
     bench.parts = options.names.clone();
+    bench.rounds = options.rounds;
+    if let Some(suite) = &options.suite {
+        let suite = suite.canonicalize().with_context(|| format!("no checkout at {}", suite.display()))?;
+        bench.suite = Some(suite);
+    }
     bench.print_machine();
     let mut failure = None;
     for (name, shows, run) in chosen {

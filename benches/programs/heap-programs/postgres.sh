@@ -1,10 +1,10 @@
-# PostgreSQL joins two tables of 1.5 million rows by hash, in memory. The time is the server's, for the query.
+# PostgreSQL joins two tables of 400,000 rows by hash, in memory. The time is the server's, for the query.
 . "$(dirname "$0")/common.sh"
 bin=$(ls -d /usr/lib/postgresql/*/bin | tail -1)
 as() { setpriv --reuid postgres --regid postgres --clear-groups env HOME=/tmp "$@"; }
 sql() { as "$bin/psql" -qAt -h "$PWD/data" -d postgres -c "$1"; }
 start() {
-    as "$@" "$bin/postgres" -D "$PWD/data" -k "$PWD/data" -h '' -c shared_buffers=400MB -c work_mem=1GB -c jit=off \
+    as "$@" "$bin/postgres" -D "$PWD/data" -k "$PWD/data" -h '' -c shared_buffers=100MB -c work_mem=1GB -c jit=off \
         -c max_parallel_workers_per_gather=0 -c autovacuum=off >log 2>&1 &
     server=$!
     trap stop EXIT
@@ -18,8 +18,8 @@ prepare() {
     mkdir data && chown postgres data
     as "$bin/initdb" -D "$PWD/data" -A trust >/dev/null
     start
-    sql 'create table a as select n as k, md5(n::text) as v from generate_series(1, 1500000) n'
-    sql 'create table b as select (n::bigint * 7919) % 1500000 + 1 as k, n as w from generate_series(1, 1500000) n'
+    sql 'create table a as select n as k, md5(n::text) as v from generate_series(1, 400000) n'
+    sql 'create table b as select (n::bigint * 7919) % 400000 + 1 as k, n as w from generate_series(1, 400000) n'
     sql 'analyze'
 }
 run() {
