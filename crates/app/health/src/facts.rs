@@ -312,6 +312,8 @@ pub struct RunningFacts {
     pub anonymous: (u64, u64),
     /// Resident shared memory, and its bytes on huge pages.
     pub shared: (u64, u64),
+    /// Mapped data files.
+    pub data_files: DataFileFacts,
     /// Memory that lifts in place can add.
     pub in_place: InPlaceAmounts,
     /// Resident bytes, and resident bytes on huge pages: the numbers of `status`.
@@ -341,6 +343,29 @@ impl RunningFacts {
         let shared = on_base_pages(self.shared);
         shared > on_base_pages(self.anonymous).max(on_base_pages(self.code)) && self.in_place.shared > shared / 2
     }
+
+    /// True if mapped data files are the largest part on base pages, and can mostly be lifted.
+    pub fn data_files_are_worth_a_lift(&self) -> bool {
+        let on_base_pages = |(resident, huge): (u64, u64)| resident.saturating_sub(huge);
+        let others = [self.anonymous, self.code, self.shared].map(on_base_pages);
+        let files = on_base_pages((self.data_files.resident, self.data_files.huge));
+        others.iter().all(|other| files > *other) && self.data_files.liftable > files / 2
+    }
+}
+
+/// Mapped data files of a process, of at least a huge page. Bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DataFileFacts {
+    /// Resident.
+    pub resident: u64,
+    /// On huge pages.
+    pub huge: u64,
+    /// A lift would map them by huge pages now.
+    pub liftable: u64,
+    /// They lack only huge folios of the page cache.
+    pub in_small_folios: u64,
+    /// Path of the file with the most resident bytes on base pages.
+    pub largest: String,
 }
 
 /// The place where commands are typed.

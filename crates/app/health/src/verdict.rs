@@ -77,6 +77,9 @@ impl Verdict {
         if let Some(running) = program.running.as_ref().filter(|running| in_place && running.shared_is_worth_a_lift()) {
             return of_shared(facts, program, running, before);
         }
+        if let Some(running) = program.running.as_ref().filter(|running| running.data_files_are_worth_a_lift()) {
+            return of_data_files(facts, program, running, before);
+        }
         if program.planned == 0 && program.postponed.is_none() && !heap {
             return nothing_to_lift(facts, program);
         }
@@ -126,6 +129,21 @@ fn by_worker(program: &ProgramFacts) -> Option<Verdict> {
         measure: Some(format!("pagelift bench --only {} -- {words}", quoted(worker))),
         estimates: Vec::new(),
     })
+}
+
+/// The lift of mapped data files that are the largest part of a program's memory.
+fn of_data_files(facts: &Facts, program: &ProgramFacts, running: &RunningFacts, before: &str) -> Verdict {
+    let (name, bytes) = (&program.name, format_bytes(running.data_files.liftable));
+    let summary = format!("{name} can be lifted{before} ({bytes} of mapped data files, from the page cache)");
+    let sudo = if facts.is_root { "" } else { "sudo " };
+    let run = Some(format!("{sudo}pagelift attach --lift files {}", running.pid));
+    let estimate = Estimate {
+        what: "mapped data files",
+        likely: "fewer TLB misses, if they are visited at random, and smaller page tables".to_owned(),
+        based_on: format!("{bytes} on base pages in huge folios of the page cache"),
+        is_worthwhile: true,
+    };
+    Verdict { summary, run, measure: None, estimates: vec![estimate] }
 }
 
 /// The program's own way to huge pages, if a start needs no other: glibc's for code that the page cache contains in

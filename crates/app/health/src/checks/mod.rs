@@ -4,6 +4,7 @@
 //! shootdowns, or for the cure of an allocator that causes them, belong to the area [`Area::Program`] and get a line
 //! there; a measured working set belongs to [`crate::facts::RunningFacts`], from which the verdict takes it.
 
+mod data_files;
 mod host;
 mod kernel;
 mod measuring;
@@ -53,6 +54,7 @@ pub const CHECKS: &[Check] = &[
     check("memlock", Area::Permission, permission::memlock),
     check("heap", Area::Program, settings::heap),
     check("shared-memory", Area::Program, settings::shared_memory),
+    check("data-files", Area::Program, data_files::data_files),
     check("own-pages", Area::Program, own_pages::own_pages),
     check("java", Area::Program, settings::java),
     check("redis", Area::Program, settings::redis),

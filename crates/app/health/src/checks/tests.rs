@@ -8,8 +8,9 @@ mod states;
 use super::*;
 use crate::examine;
 use crate::facts::{
-    Attempt, DamonReclaim, Feature, FreeMemory, HostFacts, HugetlbCgroup, Khugepaged, Known, Measured, MeasuringFacts,
-    MemoryFacts, NodePool, PermissionFacts, Place, PoolFacts, ProgramFacts, RunningFacts, SwitchedOff, ThpFacts,
+    Attempt, DamonReclaim, DataFileFacts, Feature, FreeMemory, HostFacts, HugetlbCgroup, Khugepaged, Known, Measured,
+    MeasuringFacts, MemoryFacts, NodePool, PermissionFacts, Place, PoolFacts, ProgramFacts, RunningFacts, SwitchedOff,
+    ThpFacts,
 };
 use crate::finding::Finding;
 use address_space::PageSize;
@@ -436,6 +437,15 @@ fn programs_that_can_do_it_themselves() {
     });
     finds("shared-memory", Advice, ["100.0 MiB resident, 0 B", "pagelift attach --lift shared "], |f| {
         (running_of(f).shared, running_of(f).in_place.shared) = ((100 * MIB, 0), 60 * MIB);
+    });
+    finds("data-files", Advice, ["100.0 MiB resident, 0 B", "pagelift attach --lift files "], |f| {
+        let liftable = 90 * MIB;
+        running_of(f).data_files = DataFileFacts { resident: 100 * MIB, liftable, ..DataFileFacts::default() };
+    });
+    finds("data-files", Advice, ["100.0 MiB resident, 0 B", "pagelift cache prepare /data/x"], |f| {
+        let (in_small_folios, largest) = (90 * MIB, "/data/x".to_owned());
+        let files = DataFileFacts { resident: 100 * MIB, in_small_folios, largest, ..DataFileFacts::default() };
+        running_of(f).data_files = files;
     });
     let glibc =
         |f: &mut Facts| program_of(f).allocator = Some((Family::Glibc { minor: Some(43) }, "glibc 2.43".into()));

@@ -2,12 +2,13 @@
 
 use super::own_settings::{Observed, Release, of_java, own_pages, release_in};
 use super::process::{field, field_bytes};
-use crate::facts::{Known, ProgramFacts, RunningFacts};
+use crate::facts::{DataFileFacts, Known, ProgramFacts, RunningFacts};
 use address_space::{ElfImage, ElfKind, MappingName, MappingUsage, PageSize};
 use heap_choice::{Environment, Program};
-use lift_plan::{CacheShortfall, Plan, Policy, Reason, Shortfall, Source};
-use linux::pages::base_page;
+use lift_plan::{CacheShortfall, Kind, Kinds, Plan, Policy, Reason, Shortfall, Source};
+use linux::pages::{base_page, transparent_huge_page};
 use machine_facts::{Files, System};
+use process_view::coverage::MemoryKind;
 use process_view::{
     ObjectReader, ObservationError, ProcessFiles, ProcessMemory, open_executed, open_in_root, open_regular_file,
     printable,
@@ -17,7 +18,7 @@ use session::inspect::{FileLift, KnownFile, Pools, inspect_file, inspect_process
 use session::shared::InPlaceAmounts;
 use session::start::{Payment, worker_of};
 use session::status::far_pages_of;
-use session::{SessionError, program_name};
+use session::{DataFileReport, SessionError, program_name};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -61,7 +62,8 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
         return Err(SessionError::Refused(why));
     }
     let (far_pages, in_place) = (far_pages_of(&memory), InPlaceAmounts::of(&memory));
-    facts.running = Some(RunningFacts { far_pages, in_place, ..running(pid, &memory.usages) });
+    let data_files = data_files(pid, &memory);
+    facts.running = Some(RunningFacts { far_pages, data_files, in_place, ..running(pid, &memory.usages) });
     facts.environment = environment_of(&ProcessFiles::of(pid));
     let process = ProcessFiles::of(pid);
     let words = server_command(facts.known, &facts.command, pid);
@@ -281,6 +283,7 @@ fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
             private && is_memory(usage) && usage.mapping.path().is_none()
         }),
         shared: sum(&is_shared),
+        data_files: DataFileFacts::default(),
         in_place: InPlaceAmounts::default(),
         all: sum(&|_| true),
         pool_mappings: pool_mappings(usages),
@@ -288,6 +291,29 @@ fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
         merged: merged.saturating_mul(base_page().bytes()),
         far_pages: Vec::new(),
         used: Vec::new(),
+    }
+}
+
+/// Mapped data files, if the process has any that can hold a huge page. Files that cannot be read are left out.
+fn data_files(pid: i32, memory: &ProcessMemory) -> DataFileFacts {
+    let Some(huge) = transparent_huge_page() else { return DataFileFacts::default() };
+    let is_large =
+        |(kind, usage): (MemoryKind, &MappingUsage)| kind == MemoryKind::File && usage.resident >= huge.bytes();
+    if !memory.besides_objects().any(is_large) {
+        return DataFileFacts::default();
+    }
+    let policy = Policy { kinds: Kinds::from(Kind::Files), ..Policy::default() };
+    let Ok(inspection) = inspect_process(pid, &policy, Pools::AsTheyAre) else { return DataFileFacts::default() };
+    let files = &inspection.data_files;
+    let small = |file: &&DataFileReport| file.resident.saturating_sub(file.huge);
+    let refused = inspection.plan.refusals.iter();
+    let in_small_folios = refused.filter(|refusal| matches!(refusal.reason, Reason::SmallFolios(_)));
+    DataFileFacts {
+        resident: files.iter().map(|file| file.resident).sum(),
+        huge: files.iter().map(|file| file.huge).sum(),
+        liftable: inspection.plan.lifts.iter().map(|lift| lift.range.len()).sum(),
+        in_small_folios: in_small_folios.map(|refusal| refusal.range.len()).sum(),
+        largest: files.iter().max_by_key(small).map(|file| printable(&file.path)).unwrap_or_default(),
     }
 }
 

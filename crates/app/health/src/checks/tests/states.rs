@@ -87,6 +87,19 @@ fn a_lift_that_gains_little_is_measured_at_most() {
     assert!(verdict.summary.ends_with("Leave it as it is: little gain is likely") && verdict.measure.is_some());
 }
 
+#[test]
+fn mapped_files_are_recommended_only_if_they_are_the_largest_part_and_can_be_lifted() {
+    let lifts_files = |anonymous: u64, liftable: u64| {
+        let mut facts = healthy();
+        let running = running_of(&mut facts);
+        (running.code, running.anonymous) = ((MIB, 0), (anonymous, 0));
+        running.data_files = DataFileFacts { resident: 100 * MIB, liftable, ..DataFileFacts::default() };
+        examine(&facts).verdict.run.is_some_and(|run| run.ends_with("pagelift attach --lift files 7"))
+    };
+    assert!(lifts_files(50 * MIB, 80 * MIB));
+    assert!(!lifts_files(200 * MIB, 80 * MIB) && !lifts_files(50 * MIB, 40 * MIB));
+}
+
 /// A server is not measured by the time of its runs, which do not end.
 #[test]
 fn servers_are_measured_under_load() {
