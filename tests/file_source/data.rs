@@ -7,8 +7,10 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 use test_support::{
-    Context, Need, Output, Program, Session, Test, View, default_huge_page, hold, make_small, test_case,
+    Context, Need, Output, Program, Session, Test, View, default_huge_page, hold, make_small, poll_until, test_case,
 };
 
 /// Blocks of the file.
@@ -21,6 +23,9 @@ pub fn tests(needs: impl Fn() -> Vec<Need>) -> Vec<Test> {
     vec![
         test_case("data_files/lifted", needs(), lifted),
         test_case("data_files/in_small_folios", needs(), in_small_folios),
+        test_case("data_files/run", needs(), |t| as_they_become_resident(t, true)),
+        test_case("data_files/watch", needs(), |t| as_they_become_resident(t, false)),
+        test_case("data_files/doctor", needs(), advised),
     ]
 }
 
@@ -118,6 +123,68 @@ fn lifted(t: &Context) -> Result<()> {
     ensure!(again.contains("on huge pages before, nothing new"), "{again}");
     ensure!(pagelift(t, &["status", &pid])?.stdout.contains("data"), "status does not show the file");
     memory.write_all_at(&before, at)?;
+    end(session)
+}
+
+/// A prepared file that is held in huge folios.
+fn held(t: &Context) -> Result<(PathBuf, Vec<Session>)> {
+    let path = data_file(t)?;
+    pagelift(t, &["cache", "prepare", &path.display().to_string()])?;
+    let held = prepared(t, std::slice::from_ref(&path), 100)?;
+    Ok((path, held))
+}
+
+/// The file is lifted by the helper of a start, or by a watch, after the program has made it resident.
+fn as_they_become_resident(t: &Context, by_run: bool) -> Result<()> {
+    let (path, _held) = held(t)?;
+    let (whole, report) = (BLOCKS * default_huge_page()?.bytes(), t.folder().join("report"));
+    let (file, written) = (path.display().to_string(), report.display().to_string());
+    let program = Program::named("file_source/maps_data.c")?.build()?;
+    let program = program.display().to_string();
+    let mut command = match by_run {
+        true => t.pagelift(&["run", "--lift", "files", "--report", &written, "--", &program, &file])?,
+        false => Command::new(&program),
+    };
+    if !by_run {
+        command.arg(&file);
+    }
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid().to_string();
+    let watch = (!by_run)
+        .then(|| t.session(t.pagelift(&["attach", "--watch", "--lift", "files", "--report", &written, &pid])?));
+    let watch = watch.transpose()?;
+    poll_until(Duration::from_secs(60), "the lift", || {
+        huge(&session, &path).is_ok_and(|found| found == [whole, whole, 0])
+    })?;
+    if !by_run {
+        return end(session).and_then(|()| watch.map_or(Ok(()), |watch| watch.finish()?.success().map(drop)));
+    }
+    let said = || session.stderr_so_far();
+    poll_until(Duration::from_secs(20), "the line", || said().lines().any(|line| line.contains("MiB pages (file)")))
+        .with_context(said)?;
+    ensure!(said().contains("mapped data files are lifted as they become resident"), "{}", said());
+    end(session)?;
+    let ended = || -> Result<Value> { Ok(serde_json::from_str(&fs::read_to_string(&report)?)?) };
+    poll_until(Duration::from_secs(20), "the report", || {
+        ended().is_ok_and(|json| json["watched"]["state"] == "ended")
+    })?;
+    let json = ended()?;
+    ensure!(json["data_files"]["covered_bytes"] == 2 * whole && json["data_files"]["lifts"] == 1, "{json}");
+    ensure!(json["data_files"]["refusals"].as_array().is_some_and(|all| !all.is_empty()), "{json}");
+    Ok(())
+}
+
+fn advised(t: &Context) -> Result<()> {
+    let path = t.folder().join("large");
+    fs::write("/proc/sys/vm/compact_memory", "1")?;
+    fs::write(&path, vec![1; 96 << 20])?;
+    let name = path.display().to_string();
+    let session = start(t, &path)?;
+    let doctor = |words: &[&str]| t.run(t.pagelift(&[&["doctor"], words, &[&session.pid().to_string()]].concat())?);
+    let said = doctor(&[])?.stdout;
+    ensure!(said.contains("mapped data files of ") && said.contains("MiB resident, 0 B on huge"), "{said}");
+    ensure!(said.contains("pagelift attach --lift files") || said.contains(&format!("cache prepare {name}")), "{said}");
     end(session)
 }
 

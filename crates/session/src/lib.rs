@@ -9,6 +9,7 @@ mod data_files;
 mod error;
 mod facts;
 mod files;
+mod growing_files;
 pub mod heap;
 mod images;
 pub mod inspect;
@@ -26,6 +27,7 @@ pub mod status;
 
 pub use data_files::DataFileReport;
 pub use error::SessionError;
+pub use growing_files::{DataFilesLifted, FilesStart, GrowingFiles, LiftedFiles, files_are_refused};
 pub use names::{process_name, process_name_in_time, program_name, program_name_in_time};
 pub use nodes::{FarPages, NodeBytes};
 pub use report::{Base, LiftReport, Postponed, PostponedState, Watched, WatchedState};

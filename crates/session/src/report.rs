@@ -1,5 +1,6 @@
 //! The report of one lift, from which the JSON, the line and the table are made.
 
+use crate::growing_files::DataFilesLifted;
 use crate::heap::HeapInPlace;
 use crate::nodes::{FarPages, Home, NodeBytes, far_pages, home_of};
 use crate::shared::InPlaceReports;
@@ -82,6 +83,9 @@ pub struct LiftReport {
     /// Outcomes for the memory of all chosen processes that was lifted in place, in the report of the first one.
     #[serde(flatten)]
     pub in_place: InPlaceReports,
+    /// Outcomes for mapped data files that the helper of a start has lifted as they became resident.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_files: Option<DataFilesLifted>,
     /// The work of the helper, if memory is lifted in place as it fills.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watched: Option<Watched>,
@@ -189,6 +193,7 @@ impl LiftReport {
             still_suspended: None,
             heap: None,
             in_place: InPlaceReports::default(),
+            data_files: None,
             watched: None,
             postponed: None,
             not_understood: Vec::new(),

@@ -4,7 +4,7 @@ use crate::arguments::bench::BenchArgs;
 use crate::arguments::cost::CostArgs;
 use crate::arguments::heap::{AttachHeapArg, HeapArgs};
 use crate::arguments::measure_lift::MeasureLiftArgs;
-use crate::arguments::policy::{PolicyArgs, choice, with_in_place, with_running};
+use crate::arguments::policy::{PolicyArgs, choice, with_running};
 use crate::arguments::process::process_number;
 use crate::arguments::report::ReportArgs;
 use crate::arguments::time::milliseconds;
@@ -183,7 +183,7 @@ pub struct MeasuringCli {
 
 /// `pagelift run`.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
-#[command(mut_arg("lift", with_in_place))]
+#[command(mut_arg("lift", with_running))]
 pub struct RunArgs {
     /// The kinds to lift and the sources of pages.
     #[command(flatten)]
@@ -294,8 +294,8 @@ pub struct AttachArgs {
     /// Show the plan only.
     #[arg(long)]
     pub dry_run: bool,
-    /// Keep running, and lift objects that are loaded later, and shared, anonymous and generated memory as it is
-    /// filled.
+    /// Keep running, and lift objects that are loaded later, shared, anonymous and generated memory as it is filled,
+    /// and mapped data files as they become resident.
     #[arg(long, conflicts_with = "dry_run")]
     pub watch: bool,
     /// Fail if any part of the plan cannot be lifted.

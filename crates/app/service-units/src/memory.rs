@@ -1,4 +1,4 @@
-//! Units that lift a service's memory in place while it runs, as it fills.
+//! Units that lift a service's memory while it runs, as it fills.
 //!
 //! The service itself stays as it is: a drop-in file has it want a second service, which starts and ends with it and executes
 //! `pagelift attach --watch`. A third one aligns new mappings of shared memory.

@@ -1,6 +1,7 @@
 //! Memory that a program and its descendants fill after the start: a helper beside them lifts it in place, as it fills.
 
 use super::StartEvent;
+use crate::growing_files::{FilesStart, GrowingFiles, LiftedFiles};
 use crate::report::{LiftReport, Watched, WatchedState};
 use crate::running::{Chosen, Descendants};
 use crate::shared::{Growing, InPlace, InPlaceOptions, InPlaceReports, Rest, added, newly_huge};
@@ -29,6 +30,8 @@ pub struct InPlaceStart {
     pub fill: bool,
     /// Most bytes that are added, by all kinds together.
     pub most: Option<u64>,
+    /// Mapped data files, which are lifted as they become resident.
+    pub files: Option<FilesStart>,
 }
 
 /// A program whose memory is lifted as it fills.
@@ -63,8 +66,15 @@ impl SharedReport {
     /// Replaces the outcome of the start by a later one, and returns both together.
     pub fn settle(&self, later: LiftReport) -> LiftReport {
         let mut report = lock(&self.report);
-        let (in_place, watched) = (std::mem::take(&mut report.in_place), report.watched);
-        *report = LiftReport { in_place, watched, ..later };
+        let (in_place, data_files) = (std::mem::take(&mut report.in_place), report.data_files.take());
+        *report = LiftReport { in_place, data_files, watched: report.watched, ..later };
+        report.clone()
+    }
+
+    fn add_files(&self, lifted: &[LiftedFiles], watched: Watched) -> LiftReport {
+        let mut report = lock(&self.report);
+        report.data_files.get_or_insert_default().add(lifted);
+        report.watched = Some(watched);
         report.clone()
     }
 
@@ -107,6 +117,7 @@ impl Filling {
         let pids = self.family.pids();
         let memory = self.start.memory.iter();
         let mut growing: Vec<Growing> = memory.filter_map(|memory| Growing::at_start(*memory, &pids)).collect();
+        let mut files = self.start.files.as_ref().and_then(|_| GrowingFiles::at_start());
         let (begin, mut search, mut glanced, mut rest) =
             (Instant::now(), FIRST_SEARCH, Instant::now(), Rest::default());
         while !self.family.end_within(search) {
@@ -115,7 +126,12 @@ impl Filling {
             let longest = if begin.elapsed() < EARLY { EARLY_SEARCH } else { LATE_SEARCH };
             search = (search * 2).min(longest).max(rest_after(searching.elapsed()));
             if glanced.elapsed() >= GLANCE_EVERY && rest.is_over() {
-                self.look(&mut growing, &mut rest, record, tell);
+                let before = looking(&growing, files.as_ref());
+                self.look(&mut growing, files.as_ref(), record, tell);
+                if let Some(files) = &mut files {
+                    self.look_at_files(&growing, files, record, tell);
+                }
+                rest.begin(looking(&growing, files.as_ref()).saturating_sub(before));
                 glanced = Instant::now();
             }
         }
@@ -124,11 +140,27 @@ impl Filling {
         (lock(tell))(&StartEvent::FamilyEnded { report: &report });
     }
 
-    /// Looks at the kinds of memory that have grown, and lifts them.
-    fn look(&mut self, growing: &mut [Growing], rest: &mut Rest, record: &SharedReport, tell: &Tell<'_>) {
+    /// Lifts mapped data files of all processes if their resident part has grown.
+    fn look_at_files(&mut self, growing: &[Growing], files: &mut GrowingFiles, record: &SharedReport, tell: &Tell<'_>) {
         let Self { family, start, watched, .. } = self;
         let pids = family.pids();
-        let (mut looked, mut errors, before) = (InPlaceReports::default(), Vec::new(), looking(growing));
+        let Some(start) = start.files.as_ref().filter(|_| files.is_due(&pids)) else { return };
+        let turn = record.turn();
+        let lifted = files.lift(&pids, Chosen::ByDescent(family), start);
+        drop(turn);
+        watched.looks += 1;
+        watched.lifts += u64::from(lifted.iter().any(|lifted| lifted.covered() > 0));
+        watched.looking_microseconds = looking(growing, Some(files)).as_micros() as u64;
+        watched.most_processes = watched.most_processes.max(pids.len());
+        let report = record.add_files(&lifted, *watched);
+        (lock(tell))(&StartEvent::FilesLifted { report: &report, lifted: &lifted });
+    }
+
+    /// Looks at the kinds of memory that have grown, and lifts them.
+    fn look(&mut self, growing: &mut [Growing], files: Option<&GrowingFiles>, record: &SharedReport, tell: &Tell<'_>) {
+        let Self { family, start, watched, .. } = self;
+        let pids = family.pids();
+        let (mut looked, mut errors) = (InPlaceReports::default(), Vec::new());
         for growing in growing.iter_mut() {
             let options = InPlaceOptions {
                 chosen: Chosen::ByDescent(family),
@@ -149,10 +181,8 @@ impl Filling {
                 None => {}
             }
         }
-        let after = looking(growing);
-        watched.looking_microseconds = after.as_micros() as u64;
+        watched.looking_microseconds = looking(growing, files).as_micros() as u64;
         watched.most_processes = watched.most_processes.max(pids.len());
-        rest.begin(after.saturating_sub(before));
         if looked.all().next().is_some() || !errors.is_empty() {
             let report = record.add(looked.clone(), *watched);
             let errors = &errors;
@@ -162,8 +192,8 @@ impl Filling {
 }
 
 /// Time that all looks have taken so far.
-fn looking(growing: &[Growing]) -> Duration {
-    growing.iter().map(Growing::looking).sum()
+fn looking(growing: &[Growing], files: Option<&GrowingFiles>) -> Duration {
+    growing.iter().map(Growing::looking).chain(files.map(GrowingFiles::looking)).sum()
 }
 
 #[cfg(test)]

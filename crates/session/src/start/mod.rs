@@ -23,6 +23,7 @@ pub use preparation::prepare_file;
 pub use ptrace::{Helper, Program};
 
 use crate::LiftReport;
+use crate::growing_files::LiftedFiles;
 use crate::heap::HeapOptions;
 use crate::inspect::Pools;
 use crate::running::Pause;
@@ -123,6 +124,13 @@ pub enum StartEvent<'a> {
         looked: &'a InPlaceReports,
         /// Kinds of memory that could not be read, each with the reason.
         errors: &'a [(InPlace, String)],
+    },
+    /// Mapped data files of a program and its descendants were checked, and lifted if possible. They run.
+    FilesLifted {
+        /// The outcome of all lifts of the program.
+        report: &'a LiftReport,
+        /// The outcome of this check.
+        lifted: &'a [LiftedFiles],
     },
     /// A program whose memory was lifted in place as it filled has ended with all its descendants.
     FamilyEnded {

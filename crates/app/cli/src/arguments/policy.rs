@@ -20,12 +20,6 @@ pub fn with_running(lift: Arg) -> Arg {
     lift.value_parser(kinds(shown_kinds(|_| true).chain([all])))
 }
 
-/// Adds the kinds of memory that are lifted in place as a program fills it.
-pub fn with_in_place(lift: Arg) -> Arg {
-    let all = PossibleValue::new(ALL_KINDS).help("All of these");
-    lift.value_parser(kinds(shown_kinds(|kind| kind != Kind::Files).chain([all])))
-}
-
 /// Reads one of the kinds that a program has at its start.
 fn usual_kinds() -> impl TypedValueParser<Value = Kinds> {
     kinds(shown_kinds(Kind::is_usual))

@@ -17,7 +17,7 @@ use health::Standing;
 use lift_plan::Plan;
 use linux::process_handle::ProcessHandle;
 use linux::written_file::is_standard_output;
-use options::Policy;
+use options::{Kind, Policy};
 use process_view::coverage::ProcessMemory;
 use process_view::{ObjectReader, ObservationError, OneByOne};
 use session::inspect::Inspection;
@@ -31,7 +31,7 @@ use session::shared::{
 use session::{LiftReport, SessionError, process_name, process_name_in_time, program_name_in_time};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use watch::{GrowingFamily, GrowingMemory, watch};
+use watch::{GrowingFamily, GrowingMemory, WatchedFiles, watch};
 
 /// Lifts.
 pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
@@ -161,8 +161,10 @@ fn lift_each<'a>(
         growing.extend(grows);
     }
     let is_complete = args.dry_run || reports.all().all(InPlaceReport::is_complete);
-    let family = args.watch && !growing.is_empty();
-    let family = family.then(|| GrowingFamily::new(members, growing));
+    let has_files = args.watch && args.policy.policy().kinds.contains(Kind::Files);
+    let files = has_files.then(|| WatchedFiles::new(args, pids, chosen)).flatten();
+    let family = args.watch && (!growing.is_empty() || files.is_some());
+    let family = family.then(|| GrowingFamily::new(members, growing, files));
     let reports = (args.outcome.report.is_some() && !in_place.is_empty()).then_some(reports);
     if args.require && !is_complete {
         reports.map_or(Ok(()), |reports| write_alone(args, pids[0], reports))?;

@@ -219,7 +219,7 @@ fn variable(args: &RunArgs) -> Variable {
 /// Refuses options that only the helper can serve.
 fn only_with_ptrace(args: &RunArgs, wanted: &Wanted) -> Result<(), String> {
     let options = [
-        (!wanted.memory.is_empty(), "--lift shared, anon or jit"),
+        (!wanted.is_empty(), "--lift shared, anon, jit or files"),
         (args.dry_run, "--dry-run"),
         (args.outcome.report.is_some() && !args.report_if_possible, "--report"),
         (args.outcome.perf_map, "--perf-map"),
@@ -310,6 +310,7 @@ impl<'a> Teller<'a> {
                 }
             }
             StartEvent::Looked { report, pids, looked, errors } => self.looked(report, pids, looked, errors),
+            StartEvent::FilesLifted { report, lifted } => self.files_lifted(report, lifted),
             StartEvent::FamilyEnded { report } => self.write_later(report),
             StartEvent::HeapIsShort { pid, program, why } if !self.args.outcome.quiet => {
                 self.say_line(*pid, &format!("pagelift: {program}[{pid}]: heap: {why}"));

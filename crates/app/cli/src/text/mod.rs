@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod comparison;
+pub mod data_files;
 pub mod doctor;
 pub mod estimate;
 mod grid;

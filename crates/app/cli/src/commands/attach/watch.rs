@@ -3,9 +3,11 @@
 use super::{Lifts, MemoryLeft, State, tell, write_alone};
 use crate::definition::AttachArgs;
 use crate::say;
+use crate::text::data_files::ToldFiles;
 use crate::text::in_place::Told;
-use session::running::{Members, Watches};
+use session::running::{Chosen, Members, Watches};
 use session::shared::{Growing, InPlaceOptions, InPlaceReport, InPlaceReports, Rest, added, newly_huge};
+use session::{FilesStart, GrowingFiles};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,18 +47,58 @@ impl GrowingMemory<'_> {
     }
 }
 
+/// Data files that are lifted as they become resident.
+pub struct WatchedFiles<'a> {
+    growing: GrowingFiles,
+    chosen: Chosen<'a>,
+    start: FilesStart,
+    told: ToldFiles,
+}
+
+impl<'a> WatchedFiles<'a> {
+    /// Returns a watch of these processes' files, or `None` if the machine has no huge pages.
+    pub fn new(args: &AttachArgs, pids: &[i32], chosen: Chosen<'a>) -> Option<Self> {
+        let growing = GrowingFiles::begin(pids)?;
+        let start = FilesStart { policy: args.policy.policy(), prepare: args.prepare };
+        Some(Self { growing, chosen, start, told: ToldFiles::default() })
+    }
+
+    /// Lifts the files if their resident part has grown.
+    fn lift(&mut self, args: &AttachArgs, pids: &[i32], left: &mut MemoryLeft) {
+        if !self.growing.is_due(pids) {
+            return;
+        }
+        self.start.policy.max_memory = left.0;
+        let lifted = self.growing.lift(pids, self.chosen, &self.start);
+        for attached in lifted.iter().filter_map(|lifted| lifted.outcome.as_ref().ok()) {
+            left.spend(attached.report.lift.made_resident_bytes);
+            let path = args.outcome.report.as_ref().filter(|_| attached.report.lift.covered_bytes > 0);
+            if let Some(path) = path
+                && let Err(error) = attached.report.write(path, args.pid.is_none())
+            {
+                say!("pagelift: writing {}: {error}", path.display());
+            }
+        }
+        let lines = self.told.lines(&lifted, args.outcome.verbose);
+        if !args.outcome.quiet {
+            lines.iter().for_each(|line| say!("pagelift: {line}"));
+        }
+    }
+}
+
 /// A family of processes, and its memory that is lifted as it fills.
 pub struct GrowingFamily<'a> {
     members: Members<'a>,
     memory: Vec<GrowingMemory<'a>>,
+    files: Option<WatchedFiles<'a>>,
     glanced: Instant,
     rest: Rest,
 }
 
 impl<'a> GrowingFamily<'a> {
     /// The family after the first lift.
-    pub fn new(members: Members<'a>, memory: Vec<GrowingMemory<'a>>) -> Self {
-        Self { members, memory, glanced: Instant::now(), rest: Rest::default() }
+    pub fn new(members: Members<'a>, memory: Vec<GrowingMemory<'a>>, files: Option<WatchedFiles<'a>>) -> Self {
+        Self { members, memory, files, glanced: Instant::now(), rest: Rest::default() }
     }
 
     /// True if the family has ended.
@@ -66,7 +108,8 @@ impl<'a> GrowingFamily<'a> {
 
     /// Time that all looks have taken so far.
     fn looking(&self) -> Duration {
-        self.memory.iter().map(|memory| memory.growing.looking()).sum()
+        let files = self.files.as_ref().map(|files| files.growing.looking());
+        self.memory.iter().map(|memory| memory.growing.looking()).chain(files).sum()
     }
 
     /// Lifts what has filled since the last look.
@@ -82,6 +125,9 @@ impl<'a> GrowingFamily<'a> {
         let (mut reports, before) = (InPlaceReports::default(), self.looking());
         let looked = self.memory.iter_mut().filter_map(|memory| memory.lift(args, &pids, left));
         looked.for_each(|report| reports.add(report));
+        if let Some(files) = &mut self.files {
+            files.lift(args, &pids, left);
+        }
         self.rest.begin(self.looking().saturating_sub(before));
         let has_lifted = reports.all().any(|report| newly_huge(report) > 0);
         if has_lifted

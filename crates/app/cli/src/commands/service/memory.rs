@@ -1,4 +1,4 @@
-//! `pagelift enable --shared`, `--anon` and `--jit`: units that lift a service's memory in place while it runs.
+//! `pagelift enable --shared`, `--anon`, `--jit` and `--files`: units that lift a service's memory while it runs.
 
 use super::Changed;
 use super::facts::this_program;
@@ -52,12 +52,15 @@ pub struct MemoryArgs {
     /// Lift its generated code in this way.
     #[arg(long, conflicts_with_all = AT_EACH_START)]
     jit: bool,
+    /// Lift its mapped data files in this way. Its threads are stopped for some milliseconds.
+    #[arg(long, conflicts_with_all = AT_EACH_START)]
+    files: bool,
 }
 
 impl MemoryArgs {
     /// The kinds, by the words of `--lift`.
     pub fn kinds(&self) -> Vec<String> {
-        let all = [(self.shared, "shared"), (self.anon, "anon"), (self.jit, "jit")];
+        let all = [(self.shared, "shared"), (self.anon, "anon"), (self.jit, "jit"), (self.files, "files")];
         all.into_iter().filter(|(is_given, _)| *is_given).map(|(_, word)| word.to_owned()).collect()
     }
 }
