@@ -105,6 +105,9 @@ pub struct InPlaceReport {
     /// And after the lift, as read back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page_tables_after: Option<u64>,
+    /// Number of sharers that ended during the lift: the size after it lacks their page tables.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<usize>,
     /// Number of processes whose PR_SET_THP_DISABLE was suspended during the lift, by two calls of one of their threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspended: Option<usize>,
@@ -165,6 +168,8 @@ pub(super) struct Before {
     skipped: Vec<SkippedProcess>,
     all: BTreeSet<i32>,
     page_tables: u64,
+    /// Number of sharers that had page tables.
+    alive: usize,
     predicted: Option<u64>,
     memory: InPlace,
     huge: PageSize,
@@ -175,7 +180,8 @@ impl Before {
         let chosen = family.segments.iter().flat_map(|segment| segment.views.iter().map(|view| view.pid));
         let all: BTreeSet<i32> = sharers.all().into_iter().chain(chosen).collect();
         let skipped = family.skipped.clone();
-        Self { sharers: sharers.clone(), skipped, page_tables: page_tables(&all), predicted: None, all, memory, huge }
+        let (page_tables, alive) = page_tables(&all);
+        Self { sharers: sharers.clone(), skipped, page_tables, alive, predicted: None, all, memory, huge }
     }
 
     /// Predicts the page tables after the lift. Unknown if not all sharers can be read in time.
@@ -196,6 +202,7 @@ impl Before {
             page_tables_before: self.page_tables,
             page_tables_predicted: self.predicted,
             page_tables_after: None,
+            ended: None,
             suspended: None,
             microseconds: None,
             worst_block_microseconds: None,
@@ -218,7 +225,9 @@ impl Before {
             told.huge_after = huge;
             told.left_alone.extend(lifted.refused.iter().map(LeftAlone::of));
         }
-        report.page_tables_after = Some(page_tables(&self.all));
+        let (after, alive) = page_tables(&self.all);
+        report.page_tables_after = Some(after);
+        report.ended = self.alive.checked_sub(alive).filter(|ended| *ended > 0);
         report.worst_block_microseconds = Some(outcome.worst.as_micros() as u64);
         report
     }

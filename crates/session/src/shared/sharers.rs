@@ -78,10 +78,10 @@ impl Segments {
     }
 }
 
-/// Bytes in the page tables of the processes (`VmPTE`).
-pub(super) fn page_tables(pids: &BTreeSet<i32>) -> u64 {
+/// Bytes in the page tables of the processes (`VmPTE`), and the number of processes that have any. Ended ones have none.
+pub(super) fn page_tables(pids: &BTreeSet<i32>) -> (u64, usize) {
     let of = |pid: &i32| meminfo_bytes(&ProcessFiles::of(*pid).text("status").ok()?, "VmPTE");
-    pids.iter().filter_map(of).sum()
+    pids.iter().filter_map(of).fold((0, 0), |(sum, count), bytes| (sum + bytes, count + 1))
 }
 
 #[cfg(test)]
@@ -105,6 +105,7 @@ mod tests {
     #[test]
     fn this_process_has_page_tables() {
         let own = BTreeSet::from([std::process::id() as i32]);
-        assert!(page_tables(&own) > 0 && page_tables(&BTreeSet::new()) == 0);
+        assert!(page_tables(&own).0 > 0 && page_tables(&own).1 == 1);
+        assert_eq!(page_tables(&BTreeSet::from([i32::MAX])), (0, 0));
     }
 }

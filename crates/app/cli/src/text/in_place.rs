@@ -64,6 +64,9 @@ pub fn line(name: &str, report: &InPlaceReport) -> String {
         if let Some(predicted) = report.page_tables_predicted {
             text += &format!(" ({} predicted)", format_bytes(predicted));
         }
+        if let Some(ended) = report.ended {
+            text += &format!(", {} ended meanwhile", counted(ended as u64, "process"));
+        }
     }
     let milliseconds = |time: Option<u64>| time.unwrap_or(0) as f64 / 1000.0;
     text += &format!(
@@ -250,6 +253,7 @@ mod tests {
             page_tables_before: 3 << 20,
             page_tables_predicted: None,
             page_tables_after: Some(1 << 20),
+            ended: None,
             suspended: None,
             microseconds: Some(45_600),
             worst_block_microseconds: Some(7_540),
@@ -274,6 +278,8 @@ mod tests {
         assert!(
             plan("x[1]", &predicted).contains("Page tables of 3 processes: 3.0 MiB now, 512.0 KiB after the lift\n")
         );
+        let ended = InPlaceReport { ended: Some(2), ..predicted };
+        assert!(line("x[1]", &ended).contains("(512.0 KiB predicted), 2 processes ended meanwhile; 46 ms"));
         let unsure = InPlaceReport { more_sharers: true, ..report(vec![segment("", SegmentKind::Anonymous)]) };
         assert!(line("x[1]", &unsure).contains("page tables of at least 3 processes"));
     }
