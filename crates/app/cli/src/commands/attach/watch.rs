@@ -56,7 +56,7 @@ pub struct WatchedFiles<'a> {
 }
 
 impl<'a> WatchedFiles<'a> {
-    /// Returns a watch of these processes' files, or `None` if the machine has no huge pages.
+    /// Begins to watch mapped data files. `None` if the machine has no huge pages.
     pub fn new(args: &AttachArgs, pids: &[i32], chosen: Chosen<'a>) -> Option<Self> {
         let growing = GrowingFiles::begin(pids)?;
         let start = FilesStart { policy: args.policy.policy(), prepare: args.prepare };
