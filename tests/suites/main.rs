@@ -8,6 +8,7 @@ mod chromium;
 mod cpython;
 mod go;
 mod redis;
+mod relaid;
 mod stress_ng;
 mod usr_bin;
 
@@ -19,6 +20,7 @@ use test_support::{Outcomes, main_of};
 
 fn main() -> ExitCode {
     let mut tests = usr_bin::tests();
+    tests.extend(relaid::tests());
     tests.extend(chromium::tests());
     tests.extend(cpython::tests());
     tests.extend(go::tests());

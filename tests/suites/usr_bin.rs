@@ -13,7 +13,7 @@ use std::time::Duration;
 use test_support::{Context, Ending, Need, Session, Skipped, Test, is_root, pagelift_binary, test_case};
 
 const FOLDER: &str = "/usr/bin";
-const ARGUMENTS: [&str; 2] = ["--version", "--help"];
+pub const ARGUMENTS: [&str; 2] = ["--version", "--help"];
 /// A program that takes longer waits for something that does not exist here.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Limit in bytes for each file that a program writes.
@@ -32,7 +32,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// Executables with the first of their names.
-fn programs() -> BTreeMap<PathBuf, String> {
+pub fn programs() -> BTreeMap<PathBuf, String> {
     let mut names: Vec<String> = fs::read_dir(FOLDER)
         .into_iter()
         .flatten()
@@ -55,14 +55,24 @@ fn same_outputs(t: &Context, name: &str) -> Result<()> {
     if let Some(why) = out_of_reach() {
         return Err(Skipped(why.clone()).into());
     }
+    in_scratch(t, name, |scratch| Ok(ARGUMENTS.map(|argument| compare_once(t, name, argument, scratch))))
+}
+
+/// Compares outputs in a folder of the ordinary user, which is removed afterwards.
+pub fn in_scratch(
+    t: &Context,
+    name: &str,
+    compare: impl FnOnce(&Path) -> Result<[Result<Option<String>>; ARGUMENTS.len()]>,
+) -> Result<()> {
     let scratch = std::env::temp_dir().join(format!("pagelift-usr-bin-{}-{name}", std::process::id()));
     fs::create_dir_all(&scratch)?;
     if is_root() {
         chown(&scratch, Some(NOBODY), Some(NOBODY))?;
     }
-    let results = ARGUMENTS.map(|argument| compare_once(t, name, argument, &scratch));
+    let results = compare(&scratch);
     end_own_processes(t);
     fs::remove_dir_all(&scratch).ok();
+    let results = results?;
     let mut reasons = Vec::new();
     for result in results {
         reasons.extend(result?);
@@ -74,7 +84,7 @@ fn same_outputs(t: &Context, name: &str) -> Result<()> {
 }
 
 /// Why the ordinary user cannot execute the `pagelift` under test: for example a folder that only root may enter.
-fn out_of_reach() -> Option<&'static String> {
+pub fn out_of_reach() -> Option<&'static String> {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
     let why = || {
         let pagelift = pagelift_binary().ok()?;
@@ -91,17 +101,26 @@ fn out_of_reach() -> Option<&'static String> {
 
 /// The output and the ending of a program.
 #[derive(PartialEq, Eq)]
-struct Said {
-    ending: Ending,
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
+pub struct Said {
+    pub ending: Ending,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
 }
 
-/// Why the outputs cannot be compared; `None` if they are the same.
 fn compare_once(t: &Context, name: &str, argument: &str, scratch: &Path) -> Result<Option<String>> {
     let mut program = Command::new(Path::new(FOLDER).join(name));
     program.arg(argument);
-    let plain = || run(t, &program, scratch).map_err(|_| format!("{argument} does not end plain"));
+    let lifted = t.lifted(&["--quiet"], &program)?;
+    compare_runs(argument, || run(t, &program, scratch), || run(t, &lifted, scratch).context("lifted"))
+}
+
+/// Why the outputs cannot be compared; `None` if they are the same. `changed` runs the program in another way.
+pub fn compare_runs(
+    argument: &str,
+    plain: impl Fn() -> Result<Said>,
+    changed: impl FnOnce() -> Result<Said>,
+) -> Result<Option<String>> {
+    let plain = || plain().map_err(|_| format!("{argument} does not end plain"));
     let (one, other) = match (plain(), plain()) {
         (Ok(one), Ok(other)) => (one, other),
         (Err(why), _) | (_, Err(why)) => return Ok(Some(why)),
@@ -109,30 +128,30 @@ fn compare_once(t: &Context, name: &str, argument: &str, scratch: &Path) -> Resu
     if one != other {
         return Ok(Some(format!("{argument} gives other output each time")));
     }
-    let lifted = run(t, &t.lifted(&["--quiet"], &program)?, scratch).with_context(|| format!("{argument}, lifted"))?;
+    let changed = changed().with_context(|| argument.to_owned())?;
     // The order of children's writes, or of a hash, varies the output of plain runs, too.
-    if lifted == one || (0..MORE_RUNS).any(|_| plain().is_ok_and(|another| another == lifted)) {
+    if changed == one || (0..MORE_RUNS).any(|_| plain().is_ok_and(|another| another == changed)) {
         return Ok(None);
     }
-    ensure!(lifted.ending == one.ending, "{argument}: plain {:?}, lifted {:?}", one.ending, lifted.ending);
-    same_text("standard output", &one.stdout, &lifted.stdout).with_context(|| argument.to_owned())?;
-    same_text("standard error", &one.stderr, &lifted.stderr).with_context(|| argument.to_owned())?;
+    ensure!(changed.ending == one.ending, "{argument}: plain {:?}, changed {:?}", one.ending, changed.ending);
+    same_text("standard output", &one.stdout, &changed.stdout).with_context(|| argument.to_owned())?;
+    same_text("standard error", &one.stderr, &changed.stderr).with_context(|| argument.to_owned())?;
     Ok(None)
 }
 
 /// Names the first line that differs.
-fn same_text(what: &str, plain: &[u8], lifted: &[u8]) -> Result<()> {
-    let [plain, lifted] = [plain, lifted].map(String::from_utf8_lossy);
-    let differing = plain.lines().zip(lifted.lines()).find(|(one, other)| one != other);
+fn same_text(what: &str, plain: &[u8], changed: &[u8]) -> Result<()> {
+    let [plain, changed] = [plain, changed].map(String::from_utf8_lossy);
+    let differing = plain.lines().zip(changed.lines()).find(|(one, other)| one != other);
     if let Some((one, other)) = differing {
-        bail!("{what}: plain `{one}`, lifted `{other}`");
+        bail!("{what}: plain `{one}`, changed `{other}`");
     }
-    ensure!(plain == lifted, "{what}: {} bytes plain, {} lifted", plain.len(), lifted.len());
+    ensure!(plain == changed, "{what}: {} bytes plain, {} changed", plain.len(), changed.len());
     Ok(())
 }
 
 /// Runs a command with its output in files, because some programs write without end if they have no input.
-fn run(t: &Context, command: &Command, scratch: &Path) -> Result<Said> {
+pub fn run(t: &Context, command: &Command, scratch: &Path) -> Result<Said> {
     let files = ["stdout", "stderr"].map(|name| t.folder().join(name));
     let mut command = harmless(command, scratch);
     command.stdin(Stdio::null()).stdout(File::create(&files[0])?).stderr(File::create(&files[1])?);
@@ -152,6 +171,7 @@ fn harmless(command: &Command, scratch: &Path) -> Command {
     }
     result.arg(command.get_program()).args(command.get_args()).env_clear().current_dir(scratch);
     result.env("PATH", "/usr/bin:/bin").env("LC_ALL", "C.UTF-8").env("HOME", scratch).env("TMPDIR", scratch);
+    result.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     result
 }
 
