@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         case("deb_lives_in_a_clean_root", &["dh", "mmdebstrap", "systemctl"], deb_in_a_root),
         case("deb_purge_undoes_the_lifts_of_the_agent", &["dh", "gcc", "mmdebstrap"], agent::purged),
         case("deb_triggers_lay_files_out_again", &["dh", "dpkg-deb", "gcc", "mmdebstrap"], triggers::fire),
+        case("rpm_triggers_lay_files_out_again", &["rpmbuild", "gcc"], triggers::fire_of_rpm),
         case("deb_lives_in_another_release", &["dh", "mmdebstrap"], deb_in_another_release),
         case("deb_for_development", &["dh", "gcc", "g++", "cmake", "pkg-config"], deb_for_development),
         case(

@@ -1,4 +1,4 @@
-//! The trigger of the Debian package: it gives the files of `relayout` entries their layout again after each upgrade.
+//! The triggers of the packages: they give the files of `relayout` entries their layout again after each upgrade.
 
 use crate::root::Root;
 use anyhow::{Result, ensure};
@@ -6,7 +6,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, PackageKind, copy_program, pack, program_source, shared_folder};
+use test_support::{Context, PackageKind, copy_program, files_of, pack, program_source, shared_folder};
 
 /// A program of another package.
 const PROGRAM: &str = "opt/shop/server";
@@ -49,6 +49,70 @@ pub fn fire(t: &Context) -> Result<()> {
     ensure!(installed()? == moved, "the removal has changed the copy");
     root.run(t, "dpkg -P pagelift libpagelift-dev libpagelift0")
 }
+
+/// The same with rpm, in a copy of this machine. dpkg knows no package for the file.
+pub fn fire_of_rpm(t: &Context) -> Result<()> {
+    let packages = pack(t, PackageKind::Rpm, "1")?;
+    let program = disagreeing(t)?;
+    laid_out(t, &program)?;
+    for version in ["1", "2"] {
+        let topdir = t.folder().join("shop-rpm");
+        let spec = t.folder().join("shop.spec");
+        fs::write(&spec, SHOP.replace("VERSION", version).replace("SERVER", &program.to_string_lossy()))?;
+        let mut build = Command::new("rpmbuild");
+        build.arg("-bb").arg("--define").arg(format!("_topdir {}", topdir.display())).arg(&spec);
+        t.run(build)?.success()?;
+    }
+    // Only the test's own folder is certain to be visible in the copy.
+    let pagelift = t.folder().join("pagelift.rpm");
+    let is_pagelift =
+        |name: &str| name.strip_prefix("pagelift-").is_some_and(|rest| rest.starts_with(char::is_numeric));
+    for file in files_of(&packages)? {
+        if file.file_name().is_some_and(|name| is_pagelift(&name.to_string_lossy())) {
+            fs::copy(file, &pagelift)?;
+        }
+    }
+    let root = Root::over_this_machine(t)?;
+    let script = "cd $FOLDER
+        list() { mkdir -p /etc/pagelift && echo \"$1 = [\\\"/opt/shop/server\\\"]\" >/etc/pagelift/cache.conf; }
+        rpm() { command rpm \"$@\" >said 2>&1 || { cat said; return 1; }; }
+        same() { cmp /opt/shop/server $1 || { echo \"not $1 after $2\"; cat said; return 1; }; }
+        shop() { echo shop-rpm/RPMS/noarch/shop-$1-1.noarch.rpm; }
+        rpm --initdb
+        rpm -i --nodeps pagelift.rpm
+        rpm -i $(shop 1) && same server 'an installation without a list'
+        list relayout
+        rpm -U $(shop 2) && grep 'belongs to the package shop' said && same server 'an upgrade of a packaged file'
+        list relayout-packaged
+        rpm -U --oldpackage $(shop 1) && grep 'laid out anew' said && same expected 'an upgrade'
+        /opt/shop/server </dev/null
+        ! command rpm -V shop >said && grep '^S.5.*/opt/shop/server' said
+        rpm -e shop && test ! -e /opt/shop/server
+        rpm -e pagelift";
+    root.run(t, &script.replace("$FOLDER", &t.folder().to_string_lossy()))
+}
+
+/// Keeps each byte of the program.
+const SHOP: &str = "%global __os_install_post %{nil}
+%global debug_package %{nil}
+Name: shop
+Version: VERSION
+Release: 1
+Summary: A server
+License: none
+BuildArch: noarch
+%global _binaries_in_noarch_packages_terminate_build 0
+AutoReqProv: no
+
+%description
+A server.
+
+%install
+install -D -m 755 SERVER %{buildroot}/opt/shop/server
+
+%files
+/opt/shop/server
+";
 
 /// A program of four huge pages of code whose offsets disagree with their addresses.
 fn disagreeing(t: &Context) -> Result<PathBuf> {
