@@ -203,8 +203,9 @@ fn largest(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
 
 fn scattered_code(bench: &mut Bench, plain: &Path) -> Result<()> {
     let relinked = bench.build_scattered("file-scattered-relinked", Linking::HugeSegments)?;
+    let laid_out = laid_out(bench, plain)?;
     // Files prepared earlier may have been reclaimed since.
-    let _kept = [prepare(bench, plain)?, prepare(bench, &relinked)?];
+    let _kept = [prepare(bench, plain)?, prepare(bench, &relinked)?, prepare(bench, &laid_out)?];
     let options = ["-q", "--pages", "file", "--prepare", "never", "--lift", "text,rodata"];
     let arms = vec![
         Arm::new("plain", [plain]),
@@ -212,12 +213,25 @@ fn scattered_code(bench: &mut Bench, plain: &Path) -> Result<()> {
         bench.lifted("file", &options, &[plain]),
         Arm::new("relinked", [&relinked]),
         Arm::new("relinked once more", [&relinked]),
+        Arm::new("laid out anew", [&laid_out]),
     ];
     let plan = BurstPlan::new("file: scattered code", arms, "code", 5, Course::SideBySide);
     let series = bench.run_bursts(plan)?;
     print_bursts(series, Some(1));
     println!("{}", ratio_line(series, 0, 3, 2));
     println!("{}", ratio_line(series, 0, 3, 4));
+    println!("{}", ratio_line(series, 0, 3, 5));
     println!("aim: at most 1.02 (98 % of the relinked program's speed)");
     Ok(())
+}
+
+/// A copy of a program in the layout of `pagelift align --relayout`.
+fn laid_out(bench: &Bench, program: &Path) -> Result<PathBuf> {
+    let copy = program.with_extension("laid-out");
+    let mut align = Command::new(&bench.pagelift);
+    align.args(["align", "--relayout", "-o"]).arg(&copy).arg(program);
+    let output = align.output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "no other layout: {}", text.trim());
+    Ok(copy)
 }
