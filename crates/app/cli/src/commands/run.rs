@@ -424,9 +424,14 @@ impl<'a> Teller<'a> {
     /// The line about a start, without its end.
     fn line_of_start(&self, report: &LiftReport) -> String {
         let has_usual = !usual_policy(self.args).kinds.is_empty() || report.lift.unlifted.is_some();
+        // The line about the heap precedes this one.
+        let line = match self.args.heap.heap {
+            HeapPages::Off => report.line(),
+            _ => report.line().replacen("]: nothing lifted", "]: code and data: nothing lifted", 1),
+        };
         match &self.later {
-            None => report.line(),
-            Some(later) if has_usual => format!("{}; {later}", report.line()),
+            None => line,
+            Some(later) if has_usual => format!("{line}; {later}"),
             Some(later) => format!("pagelift: {}[{}]: {later}", report.program, report.pid),
         }
     }
