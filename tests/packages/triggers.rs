@@ -50,7 +50,7 @@ pub fn fire(t: &Context) -> Result<()> {
     root.run(t, "dpkg -P pagelift libpagelift-dev libpagelift0")
 }
 
-/// The same with rpm, in a copy of this machine. dpkg knows no package for the file.
+/// Installs, upgrades and removes that package by rpm, in a copy of this machine. dpkg knows no package for the file.
 pub fn fire_of_rpm(t: &Context) -> Result<()> {
     let packages = pack(t, PackageKind::Rpm, "1")?;
     let program = disagreeing(t)?;
