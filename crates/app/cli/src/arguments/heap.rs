@@ -58,13 +58,20 @@ impl HeapArgs {
             HeapPages::Off => {}
             HeapPages::Auto => words.push("--heap=auto".to_owned()),
             HeapPages::Thp => words.push("--heap=thp".to_owned()),
-            HeapPages::Pool(size) => words.push(format!("--heap={}", size.bytes())),
+            HeapPages::Pool(size) => words.push(format!("--heap={}", size.word())),
         }
-        words.extend(self.heap_reserve.map(|bytes| format!("--heap-reserve={bytes}")));
+        words.extend(self.heap_reserve.map(|bytes| format!("--heap-reserve={}", size_word(bytes))));
         let allocator = self.heap_allocator.and_then(|which| which.to_possible_value());
         words.extend(allocator.map(|value| format!("--heap-allocator={}", value.get_name())));
         words
     }
+}
+
+/// A number of bytes in the largest unit that divides it: `8G`.
+fn size_word(bytes: u64) -> String {
+    let units = [(30, "G"), (20, "M"), (10, "K")];
+    let unit = units.into_iter().find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift);
+    unit.map_or_else(|| bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
 }
 
 /// `--heap` of `attach`. Pages of the pool cannot be put below memory that others may be writing to.
@@ -75,4 +82,15 @@ pub enum AttachHeapArg {
     Off,
     /// Transparent huge pages, in place.
     Thp,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_printed_as_users_write_them() {
+        let sizes = [0, 1000, 4096, 3 << 29, 8 << 30].map(size_word);
+        assert_eq!(sizes, ["0", "1000", "4K", "1536M", "8G"]);
+    }
 }
