@@ -39,7 +39,7 @@ pub struct OpenedStore {
 impl OpenedStore {
     /// Opens the store if the policy requests images.
     pub fn of_policy(policy: &Policy) -> Self {
-        Self { store: policy.pages.takes_images().then(open_store) }
+        Self { store: policy.may_use_images().then(open_store) }
     }
 }
 
@@ -60,7 +60,7 @@ pub struct Images {
 
 /// True if an image of the wanted huge pages may show some of the chosen objects.
 pub fn may_show(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> bool {
-    let size = policy.page_size.or_else(|| machine.usual_huge_page()).filter(|_| policy.pages.takes_images());
+    let size = policy.page_size.or_else(|| machine.usual_huge_page()).filter(|_| policy.may_use_images());
     let mut chosen = process.objects.iter().filter(|object| policy.objects.chooses(object));
     size.is_some_and(|size| chosen.any(|object| is_worth_it(object, size)))
 }
@@ -77,7 +77,7 @@ pub fn look(
     opened: OpenedStore,
 ) -> Images {
     let mut images = Images::default();
-    if !policy.pages.takes_images() {
+    if !policy.may_use_images() {
         return images;
     }
     let store = match opened.store.unwrap_or_else(open_store) {

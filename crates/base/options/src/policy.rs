@@ -196,6 +196,12 @@ impl Policy {
         self.pages.takes_files() && read_only.into_iter().any(|kind| self.kinds.contains(kind))
     }
 
+    /// True where code or read-only data may come from a shared image.
+    pub fn may_use_images(&self) -> bool {
+        let read_only = [Kind::Text, Kind::Rodata];
+        self.pages.takes_images() && read_only.into_iter().any(|kind| self.kinds.contains(kind))
+    }
+
     /// False if no decision of the planner by this policy depends on the pools.
     pub fn may_take_from_pools(&self) -> bool {
         let for_read_only = matches!(self.pages, Pages::Auto | Pages::Hugetlb);
