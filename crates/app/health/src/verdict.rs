@@ -20,6 +20,8 @@ const ENTRIES: (u64, u64) = (512, 4096);
 const HEAP_CHECK: &str = "heap";
 /// The check that finds shared memory worth lifting.
 const SHARED_CHECK: &str = "shared-memory";
+/// The check of mapped data files.
+const DATA_FILES_CHECK: &str = "data-files";
 
 /// A likely effect. Not a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -77,7 +79,8 @@ impl Verdict {
         if let Some(running) = program.running.as_ref().filter(|running| in_place && running.shared_is_worth_a_lift()) {
             return of_shared(facts, program, running, before);
         }
-        if let Some(running) = program.running.as_ref().filter(|running| running.data_files_are_worth_a_lift()) {
+        let files = findings.iter().any(|finding| finding.check == DATA_FILES_CHECK);
+        if let Some(running) = program.running.as_ref().filter(|running| files && running.data_files_are_worth_a_lift()) {
             return of_data_files(facts, program, running, before);
         }
         if program.planned == 0 && program.postponed.is_none() && !heap {

@@ -18,7 +18,7 @@ use session::inspect::{FileLift, KnownFile, Pools, inspect_file, inspect_process
 use session::shared::InPlaceAmounts;
 use session::start::{Payment, worker_of};
 use session::status::far_pages_of;
-use session::{DataFileReport, SessionError, program_name};
+use session::{SessionError, program_name};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -305,15 +305,18 @@ fn data_files(pid: i32, memory: &ProcessMemory) -> DataFileFacts {
     let policy = Policy { kinds: Kinds::from(Kind::Files), ..Policy::default() };
     let Ok(inspection) = inspect_process(pid, &policy, Pools::AsTheyAre) else { return DataFileFacts::default() };
     let files = &inspection.data_files;
-    let small = |file: &&DataFileReport| file.resident.saturating_sub(file.huge);
+    let mut in_small_folios: BTreeMap<&str, u64> = BTreeMap::new();
     let refused = inspection.plan.refusals.iter();
-    let in_small_folios = refused.filter(|refusal| matches!(refusal.reason, Reason::SmallFolios(_)));
+    for refusal in refused.filter(|refusal| matches!(refusal.reason, Reason::SmallFolios(_))) {
+        *in_small_folios.entry(&refusal.object).or_default() += refusal.range.len();
+    }
+    let largest = in_small_folios.iter().max_by_key(|(_, bytes)| **bytes);
     DataFileFacts {
         resident: files.iter().map(|file| file.resident).sum(),
         huge: files.iter().map(|file| file.huge).sum(),
         liftable: inspection.plan.lifts.iter().map(|lift| lift.range.len()).sum(),
-        in_small_folios: in_small_folios.map(|refusal| refusal.range.len()).sum(),
-        largest: files.iter().max_by_key(small).map(|file| printable(&file.path)).unwrap_or_default(),
+        in_small_folios: in_small_folios.values().sum(),
+        largest: largest.map(|(path, _)| (*path).to_owned()).unwrap_or_default(),
     }
 }
 

@@ -89,15 +89,17 @@ fn a_lift_that_gains_little_is_measured_at_most() {
 
 #[test]
 fn mapped_files_are_recommended_only_if_they_are_the_largest_part_and_can_be_lifted() {
-    let lifts_files = |anonymous: u64, liftable: u64| {
+    let lifts_files = |anonymous: u64, resident: u64, liftable: u64| {
         let mut facts = healthy();
         let running = running_of(&mut facts);
         (running.code, running.anonymous) = ((MIB, 0), (anonymous, 0));
-        running.data_files = DataFileFacts { resident: 100 * MIB, liftable, ..DataFileFacts::default() };
+        running.data_files = DataFileFacts { resident, liftable, ..DataFileFacts::default() };
         examine(&facts).verdict.run.is_some_and(|run| run.ends_with("pagelift attach --lift files 7"))
     };
-    assert!(lifts_files(50 * MIB, 80 * MIB));
-    assert!(!lifts_files(200 * MIB, 80 * MIB) && !lifts_files(50 * MIB, 40 * MIB));
+    assert!(lifts_files(50 * MIB, 100 * MIB, 80 * MIB));
+    assert!(!lifts_files(200 * MIB, 100 * MIB, 80 * MIB) && !lifts_files(50 * MIB, 100 * MIB, 40 * MIB));
+    // Few pages are not worth it, even if they are the most.
+    assert!(!lifts_files(MIB, 2 * MIB, 2 * MIB));
 }
 
 /// A server is not measured by the time of its runs, which do not end.
