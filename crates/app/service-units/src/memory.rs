@@ -77,6 +77,12 @@ impl MemoryUnits {
         let (kinds, instance) = (self.kinds.join(","), self.instance());
         let program = quoted(launcher, true);
         let service = quoted(unit, true).replace("@.", "@%i.");
+        // A seccomp filter on the helper would hide the service's own filter, which a lift of files has to read.
+        let reads_filters = self.kinds.iter().any(|kind| kind == "files");
+        let (more, sandbox) = match reads_filters {
+            true => (" CAP_SYS_ADMIN", ""),
+            false => ("", "RestrictAddressFamilies=AF_UNIX\nLockPersonality=yes\nRestrictRealtime=yes\n"),
+        };
         // Bound, it ends with the service whatever ends that, and a new start of the service wants it again.
         format!(
             "{TITLE}\n{UNIT}{unit}\n{KINDS}{kinds}\n{LAUNCHER}{launcher}\n\
@@ -84,9 +90,8 @@ impl MemoryUnits {
              BindsTo={instance}\nAfter={instance}\n\n\
              [Service]\nType=exec\nExecStart={program} attach --watch --lift {kinds} --unit {service}\n\
              Restart=on-failure\nRestartSec=30\nNice=10\nMemoryMax=512M\n\
-             CapabilityBoundingSet=CAP_SYS_PTRACE CAP_CHECKPOINT_RESTORE CAP_SYS_NICE CAP_SYS_RESOURCE CAP_DAC_OVERRIDE CAP_KILL\n\
-             NoNewPrivileges=yes\nProtectSystem=strict\nProtectHome=read-only\nRestrictAddressFamilies=AF_UNIX\n\
-             LockPersonality=yes\nRestrictRealtime=yes\n"
+             CapabilityBoundingSet=CAP_SYS_PTRACE CAP_CHECKPOINT_RESTORE CAP_SYS_NICE CAP_SYS_RESOURCE CAP_DAC_OVERRIDE CAP_KILL{more}\n\
+             NoNewPrivileges=yes\nProtectSystem=strict\nProtectHome=read-only\n{sandbox}"
         )
     }
 
@@ -136,6 +141,14 @@ mod tests {
         }
         assert_eq!(MemoryUnits::parse("[Unit]\n"), None);
         assert!(!MemoryUnits::is_own_text("[Unit]\n") && MemoryUnits::is_own_text(&alignment_unit()));
+    }
+
+    /// LockPersonality= and similar settings are seccomp filters.
+    #[test]
+    fn a_lift_of_files_can_read_the_filters_of_the_service() {
+        let (files, others) = (units("a.service", &["files"]).text(), units("a.service", &["anon"]).text());
+        assert!(files.contains(" CAP_SYS_ADMIN\n") && !files.contains("Restrict") && !files.contains("LockPersonality"));
+        assert!(!others.contains("CAP_SYS_ADMIN") && others.ends_with("\nRestrictRealtime=yes\n"), "{others}");
     }
 
     #[test]
