@@ -3,6 +3,7 @@
 mod contents;
 mod hostile;
 mod making;
+mod room;
 mod runs;
 mod safety;
 mod sources;
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
     tests.extend(sources::tests());
     tests.extend(safety::tests());
     tests.extend(hostile::tests());
+    tests.extend(room::tests());
     tests.extend(tools::tests());
     tests.extend(runs::tests());
     main_of(tests)

@@ -107,7 +107,7 @@ impl StoreMount {
         Ok(Self { directory: normal, file_system, page_size, size, mode, automatic: true })
     }
 
-    /// The same mount with or without images that lifts make.
+    /// Returns the mount with or without images that lifts make.
     pub fn with_automatic_images(self, automatic: bool) -> Self {
         Self { automatic, ..self }
     }
