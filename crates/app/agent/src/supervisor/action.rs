@@ -1,6 +1,6 @@
 //! Actions and decisions of the agent, one line each.
 
-use super::stuck::StuckWorker;
+use super::stuck_workers::StuckWorker;
 use crate::decision::{Identity, Reason, Refusal};
 use address_space::format_bytes;
 use std::fmt;

@@ -6,7 +6,8 @@ use super::examination::Perform;
 use super::ledger::{Block, Entry, Ledger};
 use super::restore::{postponed_with, warn};
 use super::round::week_time;
-use super::spawn::{LONGEST_DEATH, Ongoing};
+use super::spawn::Ongoing;
+use super::stuck_workers::LONGEST_DEATH;
 use super::switch::Switch;
 use super::{Agent, Candidate, unix_time};
 use crate::decision::{

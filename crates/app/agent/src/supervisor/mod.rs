@@ -19,6 +19,7 @@ mod round;
 mod spawn;
 mod status;
 mod stuck;
+mod stuck_workers;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -32,7 +33,7 @@ use restore::Retries;
 pub use restore::{forget_ended, restore_all};
 pub use spawn::{Ongoing, Patience, Worker, WorkerProcess};
 pub use status::{LeftAlone, MeasuringNow, Status};
-pub use stuck::StuckWorker;
+pub use stuck_workers::StuckWorker;
 pub use switch::Switch;
 
 use crate::decision::{Event, ExecutedFile, Identity, Order, Program, Progress, Reason, Refusal, State, VARIABLE};

@@ -1,6 +1,6 @@
 //! Starts workers and waits for their answers.
 
-use super::stuck::{Stuck, StuckWorker};
+use super::stuck_workers::{LONGEST_DEATH, Stuck, StuckWorker};
 use crate::measurement::{Running, Seen, words};
 use crate::worker::{Answer, Request, Task, lock_process, not_locked, take_lock};
 use linux::process_handle::ProcessHandle;
@@ -23,8 +23,6 @@ const LONGEST: Duration = Duration::from_secs(15 * 60);
 const LONGEST_LOOK: Duration = Duration::from_secs(3 * 60);
 /// Time for the end of a worker that has answered, or that [`Patience::End`] ends.
 const GRACE: Duration = Duration::from_secs(20);
-/// Time within which a killed process ends, unless it is in an uninterruptible sleep.
-pub(super) const LONGEST_DEATH: Duration = Duration::from_secs(5);
 /// Interval of the calls while a worker is waited for.
 const LOOK: Duration = Duration::from_millis(500);
 

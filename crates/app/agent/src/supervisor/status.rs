@@ -1,7 +1,7 @@
 //! The state of a running agent, for `pagelift agent status` and for metrics.
 
 use super::ledger::Counts;
-use super::stuck::StuckWorker;
+use super::stuck_workers::StuckWorker;
 use crate::decision::{Identity, State};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
