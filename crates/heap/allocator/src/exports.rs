@@ -6,22 +6,16 @@
 use crate::c_library::OfCLibrary;
 use crate::start::{is_acting, page};
 use crate::sys::{KeepErrno, set_errno};
-use crate::{SHARED, passive, small};
+use crate::{LARGE_FROM, SHARED, WITHIN_GRAIN, passive, small};
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 /// mimalloc aligns blocks in arenas up to this (`MI_PAGE_MAX_OVERALLOC_ALIGN`); a block with a larger alignment gets
 /// its own grains.
 const MOST_SMALL_ALIGN: usize = 64 << 10;
 
 unsafe extern "C" {
-    /// Defined in `fast_paths.c`: least size of a large block in bytes; 0 if the heap does not act.
-    #[link_name = "mimalloc_large_from"]
-    pub safe static LARGE_FROM: AtomicUsize;
-    /// Mask of the bits that are 0 in the address of every large block; 0 whenever `LARGE_FROM` is.
-    #[link_name = "mimalloc_within_grain"]
-    pub safe static WITHIN_GRAIN: AtomicUsize;
     fn mimalloc_malloc(size: usize) -> *mut c_void;
     fn mimalloc_calloc(count: usize, size: usize) -> *mut c_void;
     fn mimalloc_free(block: *mut c_void);

@@ -69,6 +69,15 @@ pub static ACCOUNT: Account = Account::new();
 
 static SHARED: large::Shared = large::Shared::new();
 
+unsafe extern "C" {
+    /// Defined in `fast_paths.c`: least size of a large block in bytes; 0 if the heap does not act.
+    #[link_name = "mimalloc_large_from"]
+    safe static LARGE_FROM: AtomicUsize;
+    /// Mask of the bits that are 0 in the address of every large block; 0 whenever `LARGE_FROM` is.
+    #[link_name = "mimalloc_within_grain"]
+    safe static WITHIN_GRAIN: AtomicUsize;
+}
+
 /// Number of nodes that the pool's pages come from.
 static NODES: AtomicUsize = AtomicUsize::new(0);
 

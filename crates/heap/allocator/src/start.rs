@@ -1,11 +1,13 @@
 //! Starts the heap: reads the order or the words of `PAGELIFT`, takes the pool's pages, and removes the order from the
 //! environment of children that it does not name.
 
-use crate::exports::{LARGE_FROM, WITHIN_GRAIN};
 use crate::large::Large;
 use crate::program::{Program, ProgramBuffer};
 use crate::sys::{base_page, is_privileged, say};
-use crate::{ACCOUNT, NODES, SHARED, c_library, env_order, fork, limits, passive, python, relief, small, threads};
+use crate::{
+    ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, c_library, env_order, fork, limits, passive, python, relief,
+    small, threads,
+};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use heap_abi::{LIBRARY, ORDER_VARIABLE, Order};
