@@ -1,15 +1,15 @@
 //! Data files that running programs map: lifted again when their resident part has grown, with checks that cost little.
 
 use crate::SessionError;
+use crate::report::DataFilesLifted;
 use crate::running::{AttachOptions, Attached, Chosen, Selected, attach, with_process};
 use address_space::PageSize;
-use lift_plan::{Kind, Policy, Refusal};
+use lift_plan::{Kind, Policy};
 use linux::pages::transparent_huge_page;
 use linux::process_handle::ProcessHandle;
 use machine_facts::{machine_facts, meminfo_bytes};
 use options::{Kinds, Prepare};
 use process_view::{ObjectReader, OneByOne, ProcessFiles};
-use serde::Serialize;
 use shared_memory::{Glance, Rhythm};
 use std::time::{Duration, Instant};
 
@@ -56,19 +56,6 @@ impl LiftedFiles {
     pub fn covered(&self) -> u64 {
         self.outcome.as_ref().map_or(0, |attached| attached.report.lift.covered_bytes)
     }
-}
-
-/// All lifts of data files by the helper of a start.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct DataFilesLifted {
-    /// Number of checks of a process that put memory on huge pages.
-    pub lifts: u64,
-    /// Bytes that they put there.
-    pub covered_bytes: u64,
-    /// Longest time for which all threads of a process were stopped, in microseconds.
-    pub longest_stop_microseconds: u64,
-    /// The parts that the last check left alone.
-    pub refusals: Vec<Refusal>,
 }
 
 impl DataFilesLifted {

@@ -1,6 +1,5 @@
 //! The report of one lift, from which the JSON, the line and the table are made.
 
-use crate::growing_files::DataFilesLifted;
 use crate::heap::HeapInPlace;
 use crate::nodes::{FarPages, Home, NodeBytes, far_pages, home_of};
 use crate::shared::InPlaceReports;
@@ -20,6 +19,19 @@ use std::time::Duration;
 
 /// Version of the format; it grows with every change that breaks a reader.
 pub const VERSION: u32 = 1;
+
+/// All lifts of data files by the helper of a start.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DataFilesLifted {
+    /// Number of checks of a process that put memory on huge pages.
+    pub lifts: u64,
+    /// Bytes that they put there.
+    pub covered_bytes: u64,
+    /// Longest time for which all threads of a process were stopped, in microseconds.
+    pub longest_stop_microseconds: u64,
+    /// The parts that the last check left alone.
+    pub refusals: Vec<Refusal>,
+}
 
 /// The change of a program's base address.
 #[derive(Clone, Debug, Serialize)]
