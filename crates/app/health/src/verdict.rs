@@ -80,7 +80,8 @@ impl Verdict {
             return of_shared(facts, program, running, before);
         }
         let files = findings.iter().any(|finding| finding.check == DATA_FILES_CHECK);
-        if let Some(running) = program.running.as_ref().filter(|running| files && running.data_files_are_worth_a_lift()) {
+        if let Some(running) = program.running.as_ref().filter(|running| files && running.data_files_are_worth_a_lift())
+        {
             return of_data_files(facts, program, running, before);
         }
         if program.planned == 0 && program.postponed.is_none() && !heap {

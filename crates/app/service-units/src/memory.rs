@@ -147,7 +147,9 @@ mod tests {
     #[test]
     fn a_lift_of_files_can_read_the_filters_of_the_service() {
         let (files, others) = (units("a.service", &["files"]).text(), units("a.service", &["anon"]).text());
-        assert!(files.contains(" CAP_SYS_ADMIN\n") && !files.contains("Restrict") && !files.contains("LockPersonality"));
+        assert!(
+            files.contains(" CAP_SYS_ADMIN\n") && !files.contains("Restrict") && !files.contains("LockPersonality")
+        );
         assert!(!others.contains("CAP_SYS_ADMIN") && others.ends_with("\nRestrictRealtime=yes\n"), "{others}");
     }
 
