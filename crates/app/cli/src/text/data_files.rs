@@ -1,9 +1,12 @@
 //! Data files that are lifted as they become resident, in words.
 
 use super::pause::pause;
-use session::LiftedFiles;
 use session::running::Attached;
+use session::{LiftedFiles, process_name_in_time};
 use std::collections::HashSet;
+
+/// Most reasons that are printed. A build can execute many thousands of programs.
+const MOST_REASONS: usize = 1000;
 
 /// The name of this memory.
 pub const NOUN: &str = "mapped data files";
@@ -35,19 +38,28 @@ impl ToldFiles {
         let Attached { report, pause: paused, .. } = match &lifted.outcome {
             Ok(attached) => attached,
             Err(error) => {
-                let line = format!("{}: {NOUN}: {}", session::process_name(lifted.pid), error.in_full());
-                return self.reasons.insert(line.clone()).then_some(line);
+                let why = error.in_full();
+                // Some reasons contain the number of the process.
+                let is_new = self.is_new(why.replace(&lifted.pid.to_string(), "PID"));
+                // The process may not answer.
+                return is_new.then(|| format!("{}: {NOUN}: {why}", process_name_in_time(lifted.pid)));
             }
         };
-        let known = self.reasons.len();
         // The rest of a reason has figures, which change at each check.
         let reason = |text: String| text.split(';').next().unwrap_or_default().to_owned();
-        self.reasons.extend(report.lift.refusals.iter().map(|refusal| reason(refusal.reason.to_string())));
-        let is_new = self.reasons.len() > known || !report.lift.unexpected.is_empty();
+        let mut is_new = !report.lift.unexpected.is_empty();
+        for refusal in &report.lift.refusals {
+            is_new |= self.is_new(reason(refusal.reason.to_string()));
+        }
         let is_due = is_new || (tells && lifted.covered() > 0);
         let line = report.line();
         let line = line.strip_prefix("pagelift: ").unwrap_or(&line);
         is_due.then(|| format!("{line}; {}", pause(*paused)))
+    }
+
+    /// Notes a reason; false if it was noted before, or if too many were.
+    fn is_new(&mut self, reason: String) -> bool {
+        self.reasons.len() < MOST_REASONS && self.reasons.insert(reason)
     }
 }
 
@@ -79,5 +91,22 @@ mod tests {
         let failed = || LiftedFiles { pid: i32::MAX, outcome: Err(SessionError::Refused("why".to_owned())) };
         assert!(told.lines(&[failed()], false)[0].ends_with("mapped data files: why"));
         assert!(told.lines(&[failed()], true).is_empty());
+    }
+
+    #[test]
+    fn a_reason_with_the_number_of_the_process_is_printed_once() {
+        let mut told = ToldFiles::default();
+        let failed = |pid: i32| {
+            let why = format!("not permitted to inspect process {pid}");
+            LiftedFiles { pid, outcome: Err(SessionError::Refused(why)) }
+        };
+        assert_eq!(told.lines(&[failed(i32::MAX), failed(i32::MAX - 1)], false).len(), 1);
+    }
+
+    #[test]
+    fn the_number_of_reasons_is_limited() {
+        let mut told = ToldFiles::default();
+        let are_new = (0..=MOST_REASONS).filter(|number| told.is_new(number.to_string())).count();
+        assert_eq!(are_new, MOST_REASONS);
     }
 }

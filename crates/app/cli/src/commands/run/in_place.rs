@@ -10,7 +10,7 @@ use foreign_text::printable;
 use options::{Kind, Policy};
 use session::shared::{InPlace, InPlaceReports, expectation, newly_huge};
 use session::start::InPlaceStart;
-use session::{FilesStart, LiftReport, LiftedFiles, files_are_refused, process_name};
+use session::{FilesStart, LiftReport, LiftedFiles, files_are_refused, process_name_in_time};
 use std::collections::BTreeMap;
 
 /// The kinds of memory that are wanted, and can be lifted.
@@ -125,7 +125,7 @@ impl Teller<'_> {
     ) {
         let Some(&first) = pids.first() else { return };
         let mut told = lock(&self.told);
-        let name = family(&process_name(first), pids.len());
+        let name = family(&process_name_in_time(first), pids.len());
         let (mut lines, mut has_news) = (Vec::new(), false);
         for looked in looked.all() {
             let told = told.in_place.entry(noun(looked.memory)).or_default();
