@@ -56,6 +56,11 @@ impl LiftedFiles {
     pub fn covered(&self) -> u64 {
         self.outcome.as_ref().map_or(0, |attached| attached.report.lift.covered_bytes)
     }
+
+    /// True if this lift has left memory that is not as it was before.
+    pub fn has_fault(&self) -> bool {
+        self.outcome.as_ref().is_ok_and(|attached| !attached.report.lift.unexpected.is_empty())
+    }
 }
 
 impl DataFilesLifted {
@@ -181,6 +186,16 @@ mod tests {
         sum.add(&[lifted(4 << 20, 3), failed]);
         sum.add(&[lifted(0, 0), lifted(2 << 20, 1)]);
         assert_eq!((sum.lifts, sum.covered_bytes, sum.longest_stop_microseconds), (2, 6 << 20, 3000));
+    }
+
+    #[test]
+    fn a_lift_with_a_difference_has_a_fault() {
+        let mut lifted = lifted(2 << 20, 1);
+        assert!(!lifted.has_fault());
+        let range = address_space::AddressRange::new(address_space::Address(0), address_space::Address(4096));
+        let difference = lift_execution::Difference { range, expected: None, found: None };
+        lifted.outcome.as_mut().unwrap().report.lift.unexpected.push(difference);
+        assert!(lifted.has_fault());
     }
 
     #[test]

@@ -33,6 +33,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use watch::{GrowingFamily, GrowingMemory, WatchedFiles, watch};
 
+/// Why a lift that was carried out has failed.
+const NOT_AS_IT_WAS: &str = "its memory is not as it was; see the line about the FAULT";
+
 /// Lifts.
 pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     limit_reads();
@@ -64,8 +67,9 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     if args.watch {
         // Refusals at the beginning of a watch are printed at once, not at its end.
         failed.iter().for_each(|line| say!("pagelift: {line}"));
-        watch(&mut lifts, (objects, family), &mut state);
+        let faults = watch(&mut lifts, (objects, family), &mut state);
         failed.iter_mut().for_each(|line| line.insert_str(0, "at the beginning: "));
+        failed.extend(faults);
     }
     if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
 }
@@ -271,7 +275,7 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, state: &mut State) -> a
         bail!(refused.join("; "));
     }
     if !report.lift.unexpected.is_empty() {
-        bail!("its memory is not as it was; see the line about the FAULT");
+        bail!("{NOT_AS_IT_WAS}");
     }
     if args.require && !report.is_complete() {
         bail!("not everything could be lifted, and --require was given");

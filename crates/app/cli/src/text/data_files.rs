@@ -21,13 +21,13 @@ pub struct ToldFiles {
 }
 
 impl ToldFiles {
-    /// Returns the lines about a check. A lift is printed if twice as much has been lifted as at the last one, a reason if it
-    /// is new, and a fault always.
-    pub fn lines(&mut self, lifted: &[LiftedFiles], is_verbose: bool) -> Vec<String> {
+    /// Returns the lines about a check, each with the lift that it describes. A lift is printed if twice as much has been
+    /// lifted as at the last one, a reason if it is new, and a fault always.
+    pub fn lines<'a>(&mut self, lifted: &'a [LiftedFiles], is_verbose: bool) -> Vec<(&'a LiftedFiles, String)> {
         self.lifted += lifted.iter().map(LiftedFiles::covered).sum::<u64>();
         let has_doubled = self.lifted > 0 && self.lifted >= self.told.saturating_mul(2);
         let tells = has_doubled || is_verbose;
-        let lines: Vec<_> = lifted.iter().filter_map(|lifted| self.line(lifted, tells)).collect();
+        let lines: Vec<_> = lifted.iter().filter_map(|lifted| Some((lifted, self.line(lifted, tells)?))).collect();
         if has_doubled {
             self.told = self.lifted;
         }
@@ -47,7 +47,7 @@ impl ToldFiles {
         };
         // The rest of a reason has figures, which change at each check.
         let reason = |text: String| text.split(';').next().unwrap_or_default().to_owned();
-        let mut is_new = !report.lift.unexpected.is_empty();
+        let mut is_new = lifted.has_fault();
         for refusal in &report.lift.refusals {
             is_new |= self.is_new(reason(refusal.reason.to_string()));
         }
@@ -89,7 +89,7 @@ mod tests {
     fn an_error_is_printed_once() {
         let mut told = ToldFiles::default();
         let failed = || LiftedFiles { pid: i32::MAX, outcome: Err(SessionError::Refused("why".to_owned())) };
-        assert!(told.lines(&[failed()], false)[0].ends_with("mapped data files: why"));
+        assert!(told.lines(&[failed()], false)[0].1.ends_with("mapped data files: why"));
         assert!(told.lines(&[failed()], true).is_empty());
     }
 

@@ -1,13 +1,14 @@
 //! `pagelift attach --watch`: objects that are loaded later, and memory that fills later.
 
-use super::{Lifts, MemoryLeft, State, tell, write_alone};
+use super::{Lifts, MemoryLeft, NOT_AS_IT_WAS, State, tell, write_alone};
 use crate::definition::AttachArgs;
 use crate::say;
 use crate::text::data_files::ToldFiles;
 use crate::text::in_place::Told;
 use session::running::{Chosen, Members, Watches};
 use session::shared::{Growing, InPlaceOptions, InPlaceReport, InPlaceReports, Rest, added, newly_huge};
-use session::{FilesStart, GrowingFiles};
+use session::{FilesStart, GrowingFiles, LiftReport};
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -63,10 +64,10 @@ impl<'a> WatchedFiles<'a> {
         Some(Self { growing, chosen, start, told: ToldFiles::default() })
     }
 
-    /// Lifts the files if their resident part has grown.
-    fn lift(&mut self, args: &AttachArgs, pids: &[i32], left: &mut MemoryLeft) {
+    /// Lifts the files if their resident part has grown. Returns the faults.
+    fn lift(&mut self, args: &AttachArgs, pids: &[i32], left: &mut MemoryLeft) -> Vec<String> {
         if !self.growing.is_due(pids) {
-            return;
+            return Vec::new();
         }
         self.start.policy.max_memory = left.0;
         let lifted = self.growing.lift(pids, self.chosen, &self.start);
@@ -79,10 +80,15 @@ impl<'a> WatchedFiles<'a> {
                 say!("pagelift: writing {}: {error}", path.display());
             }
         }
-        let lines = self.told.lines(&lifted, args.outcome.verbose);
-        if !args.outcome.quiet {
-            lines.iter().for_each(|line| say!("pagelift: {line}"));
+        for (lifted, line) in self.told.lines(&lifted, args.outcome.verbose) {
+            if !args.outcome.quiet || lifted.outcome.is_err() || lifted.has_fault() {
+                say!("pagelift: {line}");
+            }
         }
+        let faulty =
+            lifted.iter().filter(|lifted| lifted.has_fault()).filter_map(|lifted| lifted.outcome.as_ref().ok());
+        let fault = |report: &LiftReport| format!("{}[{}]: {NOT_AS_IT_WAS}", report.program, report.pid);
+        faulty.map(|attached| fault(&attached.report)).collect()
     }
 }
 
@@ -93,12 +99,14 @@ pub struct GrowingFamily<'a> {
     files: Option<WatchedFiles<'a>>,
     glanced: Instant,
     rest: Rest,
+    /// Lifts that have left memory that is not as it was before, each process once.
+    faults: BTreeSet<String>,
 }
 
 impl<'a> GrowingFamily<'a> {
     /// The family after the first lift.
     pub fn new(members: Members<'a>, memory: Vec<GrowingMemory<'a>>, files: Option<WatchedFiles<'a>>) -> Self {
-        Self { members, memory, files, glanced: Instant::now(), rest: Rest::default() }
+        Self { members, memory, files, glanced: Instant::now(), rest: Rest::default(), faults: BTreeSet::new() }
     }
 
     /// True if the family has ended.
@@ -126,7 +134,7 @@ impl<'a> GrowingFamily<'a> {
         let looked = self.memory.iter_mut().filter_map(|memory| memory.lift(args, &pids, left));
         looked.for_each(|report| reports.add(report));
         if let Some(files) = &mut self.files {
-            files.lift(args, &pids, left);
+            self.faults.extend(files.lift(args, &pids, left));
         }
         self.rest.begin(self.looking().saturating_sub(before));
         let has_lifted = reports.all().any(|report| newly_huge(report) > 0);
@@ -144,8 +152,13 @@ fn is_alone(args: &AttachArgs) -> bool {
     args.policy.policy().kinds.planned().is_empty()
 }
 
-/// Lifts loaded objects and filled memory until all watched processes have ended.
-pub fn watch(lifts: &mut Lifts, (mut objects, mut family): (Watches, Option<GrowingFamily<'_>>), state: &mut State) {
+/// Lifts loaded objects and filled memory until all watched processes have ended. Returns the faults of mapped data files.
+pub fn watch(
+    lifts: &mut Lifts,
+    (mut objects, mut family): (Watches, Option<GrowingFamily<'_>>),
+    state: &mut State,
+) -> BTreeSet<String> {
+    let mut faults = BTreeSet::new();
     while !objects.is_empty() || family.is_some() {
         thread::sleep(EVERY);
         let (loaded, silent) = objects.look();
@@ -158,7 +171,9 @@ pub fn watch(lifts: &mut Lifts, (mut objects, mut family): (Watches, Option<Grow
         }
         if let Some(family) = &mut family {
             family.lift(&lifts.args, &mut state.memory);
+            faults.append(&mut family.faults);
         }
         family = family.filter(|family| !family.has_ended());
     }
+    faults
 }

@@ -144,23 +144,33 @@ impl Teller<'_> {
         if has_news {
             self.write_later(report);
         }
-        self.say_looked(report, first, &lines);
+        if !self.is_quiet_for(first) {
+            self.say_looked(report, first, &lines);
+        }
     }
 
     /// Reports a check of mapped data files in the same way.
     pub(super) fn files_lifted(&self, report: &LiftReport, lifted: &[LiftedFiles]) {
         let Some(first) = lifted.first() else { return };
-        let lines = lock(&self.told).files.lines(lifted, self.args.outcome.verbose);
+        let mut lines = lock(&self.told).files.lines(lifted, self.args.outcome.verbose);
         if !lines.is_empty() || lifted.iter().any(|lifted| lifted.covered() > 0) {
             self.write_later(report);
         }
+        if self.is_quiet_for(first.pid) {
+            lines.retain(|(lifted, _)| lifted.has_fault());
+        }
+        let lines: Vec<_> = lines.into_iter().map(|(_, line)| line).collect();
         self.say_looked(report, first.pid, &lines);
+    }
+
+    /// True if a process that runs prints faults only.
+    fn is_quiet_for(&self, pid: i32) -> bool {
+        self.args.outcome.quiet || !self.args.outcome.verbose && message::writes_to_terminal(pid)
     }
 
     /// Prints lines about a check by the standard error of a process.
     fn say_looked(&self, report: &LiftReport, first: i32, lines: &[String]) {
-        let is_quiet = self.args.outcome.quiet || !self.args.outcome.verbose && message::writes_to_terminal(first);
-        if !is_quiet && !lines.is_empty() {
+        if !lines.is_empty() {
             let text: String =
                 lines.iter().map(|line| format!("{}\n", printable(&format!("pagelift: {line}")))).collect();
             self.say_later_by(first, report.pid, &text);
