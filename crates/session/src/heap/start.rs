@@ -286,6 +286,8 @@ pub struct HeapAtExec {
     pub notes: Vec<String>,
     /// The variables include the preloaded heap.
     pub preloads: bool,
+    /// The heap gets huge pages only if it is collapsed from outside.
+    pub needs_collapse: bool,
 }
 
 /// Decides for the program that a process has just executed, in that process's environment. `None` if it is not an ELF program
@@ -302,11 +304,12 @@ pub fn heap_at_exec(options: &HeapOptions, pid: i32, machine: &MachineFacts) -> 
         choice.refusals.push("the preloaded heap is not in its root folder".to_owned());
     }
     let preloads = choice.preload.is_some() && !choice.variables.is_empty();
+    let needs_collapse = choice.collapse && choice.variables.is_empty();
     let variable = |(name, value): &(String, String)| CString::new(format!("{name}={value}")).ok();
     let variables = choice.variables.iter().filter_map(variable).collect();
     let is_note = |why: &String| [NOT_PLACED, NOT_RESERVED].contains(&why.as_str());
     let notes = choice.reasons.into_iter().filter(is_note).collect();
-    Some(HeapAtExec { variables, refusals: choice.refusals, notes, preloads })
+    Some(HeapAtExec { variables, refusals: choice.refusals, notes, preloads, needs_collapse })
 }
 
 /// The unit in which the preloaded heap manages memory.

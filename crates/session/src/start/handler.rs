@@ -23,7 +23,7 @@ use linux::process_handle::ProcessHandle;
 use machine_facts::{elf_machine, machine_facts, machine_facts_for, usual_huge_page};
 use process_view::{FileIdentity, ObjectReader, ProcessFiles, executed_metadata, open_executed};
 use ptrace::{After, AfterExec, EntryStop, ExecStop, Handler, InjectError};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -63,6 +63,8 @@ pub struct Lifter<T> {
     fillings: HashMap<i32, Filling>,
     /// Programs beside which another process lifts memory as it fills.
     accompanied: HashMap<i32, ProcessHandle>,
+    /// Followed programs whose heap is short of huge pages, between their exec and their conclusion.
+    without_heap: HashSet<i32>,
     accompany: Accompany,
 }
 
@@ -114,6 +116,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
             debtors: HashMap::new(),
             fillings: HashMap::new(),
             accompanied: HashMap::new(),
+            without_heap: HashSet::new(),
             accompany,
         }
     }
@@ -160,6 +163,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
     /// Gives a followed program the variables of its heap: its environment is the first that has them.
     fn prepare_heap(&mut self, stop: &ExecStop) {
         let Some(options) = self.options.heap else { return };
+        self.without_heap.insert(stop.pid());
         // All facts are read: the heap may need some that the plan of a lift does not need.
         let machine = machine_facts(stop.pid());
         let Some(heap) = heap_at_exec(&options, stop.pid(), &machine) else { return };
@@ -170,6 +174,10 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
                 Ok(false) => refusals.push("it has more rights than its user, who may not preload anything".to_owned()),
                 Err(error) => refusals.push(format!("its environment cannot be changed: {error}")),
             }
+        }
+        // Only the process that was started is collapsed from outside.
+        if refusals.is_empty() && (!heap.needs_collapse || self.options.collapse_heap.is_some()) {
+            self.without_heap.remove(&stop.pid());
         }
         let program = program_name(stop.pid());
         refusals.retain(|why| self.is_heap_news(&program, why));
@@ -211,7 +219,8 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
     fn conclude(&mut self, report: &LiftReport) -> After {
         // The program maps its file by now, or does not need it held.
         self.file.iter_mut().for_each(KnownFile::let_go);
-        let is_complete = match self.options.has_heap {
+        let is_short = self.without_heap.remove(&report.pid);
+        let is_complete = match self.options.has_heap && !is_short {
             true => report.is_complete_beside_a_heap(),
             false => report.lift.is_complete(),
         };

@@ -52,7 +52,8 @@ pub struct StartOptions {
     pub follow_lifted: bool,
     /// End a program if anything planned could not be lifted.
     pub require: bool,
-    /// The heap gets huge pages as well: with `require`, a program continues whose code and data fill no huge page.
+    /// The heap gets huge pages as well: with `require`, a program continues whose code and data fill no huge page. The
+    /// heap of a followed program counts only if nothing about it was refused.
     pub has_heap: bool,
     /// Plan at the entry, report the plan, and end the program.
     pub dry_run: bool,

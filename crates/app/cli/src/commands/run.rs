@@ -184,7 +184,8 @@ fn start_options(args: &RunArgs, heap: &HeapStart, wanted: &Wanted) -> StartOpti
         only: args.only.clone(),
         follow_lifted: args.follow_lifted,
         require: args.require,
-        has_heap: args.heap.heap != HeapPages::Off,
+        // With --only, the heap of each followed program is decided when it is executed.
+        has_heap: args.heap.heap != HeapPages::Off && (heap.decision.is_some() || !args.only.is_empty()),
         dry_run: args.dry_run,
         payment: args.cost.payment(args.policy.pages, args.require),
         pools: if args.suppose_pool { Pools::Plentiful } else { Pools::AsTheyAre },
