@@ -11,6 +11,7 @@ use super::{ENDED_BY_REQUIRE, Payment, StartEvent, StartOptions};
 use crate::facts::ReadAhead;
 use crate::files::ProgramPath;
 use crate::files::{self, KnownFile};
+use crate::growing_files::LiftedFiles;
 use crate::heap::heap_at_exec;
 use crate::images::OpenedStore;
 use crate::names::{Names, program_name};
@@ -248,6 +249,16 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         if self.accompanied.get(&report.pid).is_some_and(ProcessHandle::is_alive) {
             return;
         }
+        // The tracer stays, and the process beside the program could not trace it.
+        if after == After::Follow && start.files.take().is_some() {
+            let why = "it stays traced for the programs that it starts, and a process has one tracer; fix: --lift files \
+                       without other kinds, and --only with the name of its file";
+            let lifted = [LiftedFiles { pid: report.pid, outcome: Err(SessionError::Refused(why.to_owned())) }];
+            (self.tell)(&StartEvent::FilesLifted { report, lifted: &lifted });
+            if start.memory.is_empty() {
+                return;
+            }
+        }
         if let Ok(filling) = Filling::of(report.clone(), start) {
             self.fillings.insert(report.pid, filling);
         }
@@ -278,7 +289,10 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         if !self.options.follow_lifted && self.tracers.why(report.pid).is_some() {
             return After::Release;
         }
-        let is_lifted = !report.lift.ranges.is_empty() || report.postponed.is_some();
+        let in_place = self.options.in_place.as_ref();
+        // A lift of mapped data files needs the place of the tracer.
+        let has_files_alone = self.lifts_nothing() && in_place.is_some_and(|start| start.files.is_some());
+        let is_lifted = !report.lift.ranges.is_empty() || report.postponed.is_some() || has_files_alone;
         if self.awaits_others(report.pid) || !is_lifted { After::Follow } else { After::Release }
     }
 

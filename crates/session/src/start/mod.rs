@@ -126,7 +126,8 @@ pub enum StartEvent<'a> {
         /// Kinds of memory that could not be read, each with the reason.
         errors: &'a [(InPlace, String)],
     },
-    /// Mapped data files of a program and its descendants were checked, and lifted if possible. They run.
+    /// Mapped data files of a program and its descendants were checked, and lifted if possible. They run. Reported at the
+    /// start too, if no data file of the program will be lifted.
     FilesLifted {
         /// The outcome of all lifts of the program.
         report: &'a LiftReport,

@@ -46,7 +46,7 @@ impl Wanted {
                 say!("pagelift: {name}: {}: {why}", noun(memory));
             }
         }
-        let refused = kinds.contains(Kind::Files).then(files_are_refused);
+        let refused = kinds.contains(Kind::Files).then(|| files_are_refused().or_else(|| stays_traced(args)));
         wanted.files = refused == Some(None);
         if let Some(why) = refused.flatten() {
             wanted.is_short = true;
@@ -104,6 +104,15 @@ impl Wanted {
         let notes: Vec<_> = in_place.into_iter().chain(files).collect();
         (!notes.is_empty()).then(|| notes.join("; "))
     }
+}
+
+/// Returns why the mapped data files of programs that stay traced will not be lifted, with the fix.
+fn stays_traced(args: &RunArgs) -> Option<String> {
+    (args.follow_lifted || args.only.len() > 1).then(|| {
+        "programs stay traced with --follow-lifted or several names in --only, and a process has one tracer; fix: --only \
+         with one name"
+            .to_owned()
+    })
 }
 
 /// The messages printed about each kind of memory.
