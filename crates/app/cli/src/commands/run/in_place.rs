@@ -7,7 +7,7 @@ use crate::text::data_files::{NOUN, ToldFiles};
 use crate::text::in_place::{Told, family, line, noun};
 use crate::text::message;
 use foreign_text::printable;
-use options::{Kind, Policy};
+use options::{Kind, Kinds, Policy};
 use session::shared::{InPlace, InPlaceReports, expectation, newly_huge};
 use session::start::InPlaceStart;
 use session::{FilesStart, LiftReport, LiftedFiles, files_are_refused, process_name_in_time};
@@ -48,7 +48,8 @@ impl Wanted {
         }
         let refused = kinds.contains(Kind::Files).then(|| files_are_refused().or_else(|| stays_traced(args)));
         wanted.files = refused == Some(None);
-        if let Some(why) = refused.flatten() {
+        // `all` means all kinds that can be lifted.
+        if let Some(why) = refused.flatten().filter(|_| kinds != Kinds::ALL) {
             wanted.is_short = true;
             if tells {
                 say!("pagelift: {name}: {NOUN} are not lifted: {why}");
