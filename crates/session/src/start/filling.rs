@@ -1,6 +1,7 @@
 //! Memory that a program and its descendants fill after the start: a helper beside them lifts it in place, as it fills.
 
 use super::StartEvent;
+use crate::SessionError;
 use crate::growing_files::{FilesStart, GrowingFiles, LiftedFiles};
 use crate::report::{LiftReport, Watched, WatchedState};
 use crate::running::{Chosen, Descendants};
@@ -107,6 +108,13 @@ impl Filling {
 
     /// Reports why nothing is lifted.
     pub fn refuse(self, why: &str, tell: &mut (dyn FnMut(&StartEvent<'_>) + Send)) {
+        if self.start.files.is_some() {
+            let lifted = [LiftedFiles { pid: self.report.pid, outcome: Err(SessionError::Refused(why.to_owned())) }];
+            tell(&StartEvent::FilesLifted { report: &self.report, lifted: &lifted });
+        }
+        if self.start.memory.is_empty() {
+            return;
+        }
         let errors: Vec<_> = self.start.memory.iter().map(|memory| (*memory, why.to_owned())).collect();
         let (pids, looked) = ([self.report.pid], InPlaceReports::default());
         tell(&StartEvent::Looked { report: &self.report, pids: &pids, looked: &looked, errors: &errors });
@@ -218,6 +226,27 @@ mod tests {
         filling.watch(&record, &Mutex::new(&mut tell));
         assert_eq!(states, [WatchedState::Ended]);
         assert!(Filling::of(record.report.into_inner().unwrap(), InPlaceStart::default()).is_err());
+    }
+
+    #[test]
+    fn the_reason_is_reported_for_each_requested_memory() {
+        let reported = |memory: Vec<InPlace>, files: Option<FilesStart>| {
+            let pid = std::process::id() as i32;
+            let start = InPlaceStart { memory, files, ..InPlaceStart::default() };
+            let filling = Filling::of(LiftReport::new(pid, "x".to_owned()), start).unwrap();
+            let mut reported = Vec::new();
+            filling.refuse("why", &mut |event: &StartEvent<'_>| match event {
+                StartEvent::Looked { errors, .. } => reported.extend(errors.iter().map(|(_, why)| why.clone())),
+                StartEvent::FilesLifted { lifted, .. } => {
+                    reported.extend(lifted.iter().filter_map(|lifted| Some(lifted.outcome.as_ref().err()?.in_full())));
+                }
+                _ => panic!("another event"),
+            });
+            reported
+        };
+        assert_eq!(reported(Vec::new(), Some(FilesStart::default())), ["why"]);
+        assert_eq!(reported(vec![InPlace::Jit], None), ["why"]);
+        assert_eq!(reported(vec![InPlace::Jit], Some(FilesStart::default())), ["why", "why"]);
     }
 
     #[test]
