@@ -48,7 +48,7 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
         bail!("--fill concerns shared, anonymous and generated memory only; needed: --lift shared, anon or jit");
     }
     let mut memory = MemoryLeft(args.policy.max_memory);
-    let (told, family) = lift_each(args, &pids, chosen, &in_place, &mut memory)?;
+    let (told, mut family) = lift_each(args, &pids, chosen, &in_place, &mut memory)?;
     let (mut failed, mut objects) = (Vec::new(), Watches::of(&[]));
     let mut lifts = Lifts {
         args: Arc::new(args.clone()),
@@ -60,6 +60,7 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     // Other kinds stop the threads of the program.
     if !kinds.planned().is_empty() || args.heap != AttachHeapArg::Off {
         (failed, objects) = attach_each(&mut lifts, &pids, &mut state);
+        family.iter_mut().for_each(GrowingFamily::files_were_lifted);
     }
     if let Some(told) = state.told.take() {
         write_alone(args, pids[0], told)?;

@@ -109,6 +109,15 @@ impl<'a> GrowingFamily<'a> {
         Self { members, memory, files, glanced: Instant::now(), rest: Rest::default(), faults: BTreeSet::new() }
     }
 
+    /// Counts the growth of mapped data files from now on. The first lift unmaps pages: without a new count, growth up to
+    /// their number would be found only after minutes.
+    pub fn files_were_lifted(&mut self) {
+        let Some(files) = &mut self.files else { return };
+        if let Some(growing) = GrowingFiles::begin(&self.members.now()) {
+            files.growing = growing;
+        }
+    }
+
     /// True if the family has ended.
     fn has_ended(&self) -> bool {
         self.members.have_ended()
