@@ -1,7 +1,7 @@
 //! Errors of the use cases.
 
 use lift_execution::CallError;
-use process_view::ObservationError;
+use process_view::{ObservationError, Unanswered};
 use ptrace::InjectError;
 use std::error::Error;
 use std::io;
@@ -37,6 +37,9 @@ pub enum SessionError {
     /// The request is not possible, in words: the value found, the value needed, the fix.
     #[error("{0}")]
     Refused(String),
+    /// The process does not answer.
+    #[error("{0}")]
+    Silent(Unanswered),
     /// Threads of the process could not be stopped at that moment: they were in uninterruptible sleep or in vfork. Another
     /// try may succeed.
     #[error("{0}")]

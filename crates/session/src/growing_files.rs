@@ -57,6 +57,11 @@ impl LiftedFiles {
         self.outcome.as_ref().map_or(0, |attached| attached.report.lift.covered_bytes)
     }
 
+    /// True if the process did not answer.
+    pub fn is_silent(&self) -> bool {
+        matches!(self.outcome, Err(SessionError::Silent(_)))
+    }
+
     /// True if this lift has left memory that is not as it was before.
     pub fn has_fault(&self) -> bool {
         self.outcome.as_ref().is_ok_and(|attached| !attached.report.lift.unexpected.is_empty())
@@ -152,7 +157,7 @@ impl GrowingFiles {
                 self.reader = reader;
                 attached?
             }
-            Err(silent) => Err(SessionError::Refused(silent.to_string())),
+            Err(silent) => Err(SessionError::Silent(silent)),
         };
         Some(LiftedFiles { pid, outcome })
     }

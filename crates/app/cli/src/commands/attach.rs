@@ -143,6 +143,7 @@ fn attach_each(lifts: &mut Lifts, pids: &[i32], state: &mut State) -> (Vec<Strin
     // Watched from before the first lift, so that objects loaded during it are noticed.
     let watched = Watches::of(if lifts.args.watch { &pids } else { &[] });
     let mut failed: Vec<String> = silent.iter().map(ToString::to_string).collect();
+    lifts.silent.extend(silent.iter().map(|process| process.pid));
     failed.extend(pids.into_iter().filter_map(|pid| lifts.lift(pid, None, state)));
     (failed, watched)
 }

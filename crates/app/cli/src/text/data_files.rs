@@ -39,8 +39,9 @@ impl ToldFiles {
             Ok(attached) => attached,
             Err(error) => {
                 let why = error.in_full();
-                // Some reasons contain the number of the process.
-                let is_new = self.is_new(why.replace(&lifted.pid.to_string(), "PID"));
+                // Each process that does not answer is named. Another reason is printed once for all processes.
+                let key = if lifted.is_silent() { why.clone() } else { why.replace(&lifted.pid.to_string(), "PID") };
+                let is_new = self.is_new(key);
                 // The process may not answer.
                 return is_new.then(|| format!("{}: {NOUN}: {why}", process_name_in_time(lifted.pid)));
             }

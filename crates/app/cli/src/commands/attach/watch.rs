@@ -64,8 +64,15 @@ impl<'a> WatchedFiles<'a> {
         Some(Self { growing, chosen, start, told: ToldFiles::default() })
     }
 
-    /// Lifts the files if their resident part has grown. Returns the faults.
-    fn lift(&mut self, args: &AttachArgs, pids: &[i32], left: &mut MemoryLeft) -> Vec<String> {
+    /// Lifts the files if their resident part has grown. Returns the faults. Adds processes that do not answer to `silent`;
+    /// those that it contains have been named.
+    fn lift(
+        &mut self,
+        args: &AttachArgs,
+        pids: &[i32],
+        left: &mut MemoryLeft,
+        silent: &mut BTreeSet<i32>,
+    ) -> Vec<String> {
         if !self.growing.is_due(pids) {
             return Vec::new();
         }
@@ -81,6 +88,9 @@ impl<'a> WatchedFiles<'a> {
             }
         }
         for (lifted, line) in self.told.lines(&lifted, args.outcome.verbose) {
+            if lifted.is_silent() && !silent.insert(lifted.pid) {
+                continue;
+            }
             if !args.outcome.quiet || lifted.outcome.is_err() || lifted.has_fault() {
                 say!("pagelift: {line}");
             }
@@ -130,7 +140,7 @@ impl<'a> GrowingFamily<'a> {
     }
 
     /// Lifts what has filled since the last look.
-    fn lift(&mut self, args: &AttachArgs, left: &mut MemoryLeft) {
+    fn lift(&mut self, args: &AttachArgs, left: &mut MemoryLeft, silent: &mut BTreeSet<i32>) {
         if self.glanced.elapsed() < GLANCE_EVERY || !self.rest.is_over() {
             return;
         }
@@ -143,7 +153,7 @@ impl<'a> GrowingFamily<'a> {
         let looked = self.memory.iter_mut().filter_map(|memory| memory.lift(args, &pids, left));
         looked.for_each(|report| reports.add(report));
         if let Some(files) = &mut self.files {
-            self.faults.extend(files.lift(args, &pids, left));
+            self.faults.extend(files.lift(args, &pids, left, silent));
         }
         self.rest.begin(self.looking().saturating_sub(before));
         let has_lifted = reports.all().any(|report| newly_huge(report) > 0);
@@ -179,7 +189,7 @@ pub fn watch(
             }
         }
         if let Some(family) = &mut family {
-            family.lift(&lifts.args, &mut state.memory);
+            family.lift(&lifts.args, &mut state.memory, &mut lifts.silent);
             faults.append(&mut family.faults);
         }
         family = family.filter(|family| !family.has_ended());
