@@ -53,13 +53,18 @@ timed() {
 prepare() {
     [ -e "$bench/CMakeLists.txt" ] || missing "$SUITE is no checkout of mimalloc-bench: no bench/CMakeLists.txt"
     case $1 in
-    cfrac) compile c -std=gnu89 -DNOMEMOPT=1 $(sources_but cfrac getopt ltop pfactor ptob) ;;
+    cfrac)
+        mapfile -t sources < <(sources_but cfrac getopt ltop pfactor ptob)
+        compile c -std=gnu89 -DNOMEMOPT=1 "${sources[@]}"
+        ;;
     espresso)
-        compile c -std=gnu89 $(sources_but espresso)
+        mapfile -t sources < <(sources_but espresso)
+        compile c -std=gnu89 "${sources[@]}"
         head -n 700 "$bench/espresso/largest.espresso" >table.espresso
         ;;
     barnes)
-        compile c -std=gnu89 $(sources_but barnes)
+        mapfile -t sources < <(sources_but barnes)
+        compile c -std=gnu89 "${sources[@]}"
         changed "$bench/barnes/input" 's/^163840$/30000/'
         ;;
     larson*)
