@@ -36,11 +36,14 @@ const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print s
     wait $agent
     test $(huge) -gt 0
     dpkg -r pagelift >/dev/null
-    test ! -e /usr/bin/pagelift && test $(huge) -gt 0
+    test ! -e /usr/bin/pagelift
+    test $(huge) -gt 0
     dpkg -P pagelift >/tmp/said 2>&1
     cat /tmp/said
-    grep -q 'restored server' /tmp/said && test $(huge) = 0
-    test ! -e /var/lib/pagelift && test ! -e /run/pagelift/agent
+    grep -q 'restored server' /tmp/said
+    test $(huge) = 0
+    test ! -e /var/lib/pagelift
+    test ! -e /run/pagelift/agent
     echo >&3
     soon grep -q 'all right' /tmp/output
     kill $server";

@@ -205,13 +205,16 @@ fn deb_for_development(t: &Context) -> Result<()> {
     let packages = pack(t, Kind::Deb, "1")?;
     let root = Root::over_this_machine(t)?;
     let script = "dpkg -i $PACKAGES/*.deb
-        cd /tmp && cp -R /usr/share/doc/libpagelift-dev/examples pagelift-examples && cd pagelift-examples
+        cd /tmp
+        cp -R /usr/share/doc/libpagelift-dev/examples pagelift-examples
+        cd pagelift-examples
         test \"$(pkg-config --variable=prefix pagelift)\" = /usr
         dpkg -L libpagelift-dev | grep -q '/man3/libpagelift.3.gz$'
         dpkg -L pagelift | grep -q '/docs/guides/from-inside.md$'
         cc c/lift_yourself.c $(pkg-config --cflags --libs pagelift) -o by-pkg-config
         ./by-pkg-config | grep -q 'table.12345. = 12345'
-        cmake -S c++ -B build && cmake --build build
+        cmake -S c++ -B build
+        cmake --build build
         grep -q '^Pagelift_DIR:PATH=/usr/lib/[^/]*/cmake/Pagelift' build/CMakeCache.txt
         for program in build/lift_yourself build/lift_yourself_static; do
             $program | grep -q 'table.12345. = 12345'
@@ -248,9 +251,11 @@ fn rpm_in_a_root(t: &Context) -> Result<()> {
 fn rpm_for_development(t: &Context, root: &Root) -> Result<()> {
     let script = "export PKG_CONFIG_SYSROOT_DIR=$ROOT PKG_CONFIG_LIBDIR=$ROOT/usr/lib64/pkgconfig
         docs=$ROOT/usr/share/doc/pagelift-devel
-        test -e $ROOT/usr/share/man/man3/libpagelift.3.gz && test -e $ROOT/usr/share/doc/pagelift/docs/guides/from-inside.md
+        test -e $ROOT/usr/share/man/man3/libpagelift.3.gz
+        test -e $ROOT/usr/share/doc/pagelift/docs/guides/from-inside.md
         cc $docs/c/lift_yourself.c $(pkg-config --cflags --libs pagelift) -o $ROOT/tmp/by-pkg-config
-        cmake -S $docs/c++ -B build -DPagelift_DIR=$ROOT/usr/lib64/cmake/Pagelift && cmake --build build
+        cmake -S $docs/c++ -B build -DPagelift_DIR=$ROOT/usr/lib64/cmake/Pagelift
+        cmake --build build
         LD_LIBRARY_PATH=$ROOT/usr/lib64 ./build/lift_yourself | grep -q 'table.12345. = 12345'";
     let mut shell = Command::new("sh");
     shell.args(["-ec", script]).current_dir(t.folder()).env("ROOT", root.path());

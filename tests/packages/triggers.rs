@@ -80,14 +80,21 @@ pub fn fire_of_rpm(t: &Context) -> Result<()> {
         shop() { echo shop-rpm/RPMS/noarch/shop-$1-1.noarch.rpm; }
         rpm --initdb
         rpm -i --nodeps pagelift.rpm
-        rpm -i $(shop 1) && same server 'an installation without a list'
+        rpm -i $(shop 1)
+        same server 'an installation without a list'
         list relayout
-        rpm -U $(shop 2) && grep 'belongs to the package shop' said && same server 'an upgrade of a packaged file'
+        rpm -U $(shop 2)
+        grep 'belongs to the package shop' said
+        same server 'an upgrade of a packaged file'
         list relayout-packaged
-        rpm -U --oldpackage $(shop 1) && grep 'laid out anew' said && same expected 'an upgrade'
+        rpm -U --oldpackage $(shop 1)
+        grep 'laid out anew' said
+        same expected 'an upgrade'
         /opt/shop/server </dev/null
-        ! command rpm -V shop >said && grep '^S.5.*/opt/shop/server' said
-        rpm -e shop && test ! -e /opt/shop/server
+        if command rpm -V shop >said; then echo 'rpm -V finds no difference'; exit 1; fi
+        grep '^S.5.*/opt/shop/server' said
+        rpm -e shop
+        test ! -e /opt/shop/server
         rpm -e pagelift";
     root.run(t, &script.replace("$FOLDER", &t.folder().to_string_lossy()))
 }
