@@ -6,8 +6,11 @@ use crate::bench::Bench;
 use crate::build::Linking;
 use anyhow::{Context as _, Result, ensure};
 use measure::report::MemoryFacts;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::thread::sleep;
@@ -36,9 +39,11 @@ pub(super) fn measure(
         let run = way.before(Some(&library), &[("HEAP_REPORT", report.display().to_string())]);
         let mut command = program.script("run", &run, suite, folder);
         command.stdout(Stdio::null()).stderr(fs::File::create(report.with_extension("errors"))?);
-        let mut child = command.spawn()?;
-        facts.push(most(&mut child, &report.with_extension("ends"))?);
-        waiting.0.push((child, report));
+        let ends = report.with_extension("ends");
+        waiting.0.push((command.process_group(0).spawn()?, report));
+        if let Some((child, _)) = waiting.0.last_mut() {
+            facts.push(most(bench, child, &ends)?);
+        }
     }
     let ended = waiting.0.iter_mut().zip(facts).map(|((child, report), facts)| {
         let status = child.wait()?;
@@ -47,20 +52,22 @@ pub(super) fn measure(
         Ok(MemoryFacts { idle_bytes: idle(report), ..facts })
     });
     let ended = ended.collect();
-    // An interruption from a terminal has ended the programs too.
     bench.stop_if_interrupted()?;
     fs::remove_dir_all(&reports)?;
     Ok(ended)
 }
 
-/// The scripts that still run, which are ended when dropped.
+/// The scripts, each with the servers that it starts in a process group. Those that still run are ended when dropped.
 struct Waiting(Vec<(Child, PathBuf)>);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
         for (child, _) in &mut self.0 {
-            child.kill().ok();
-            child.wait().ok();
+            // A script that failed may have left its server. The number of a group that has ended may be in use again.
+            if !child.try_wait().is_ok_and(|ended| ended.is_some_and(|status| status.success())) {
+                killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL).ok();
+                child.wait().ok();
+            }
         }
     }
 }
@@ -72,10 +79,12 @@ fn idle(report: &Path) -> Option<u64> {
     Some(numbers.first()? + numbers.get(1)?)
 }
 
-/// Samples the memory of a script and its descendants until the script ends or the measured program does.
-fn most(child: &mut Child, ends: &Path) -> Result<MemoryFacts> {
+/// Samples the memory of a script and its descendants until the script ends or the measured program does. A terminal's
+/// interruption reaches only this process.
+fn most(bench: &Bench, child: &mut Child, ends: &Path) -> Result<MemoryFacts> {
     let mut facts = MemoryFacts::default();
     while !ends.exists() && child.try_wait().context("cannot wait for a script")?.is_none() {
+        bench.stop_if_interrupted()?;
         let (all, huge) = memory_below(child.id());
         facts.peak_bytes = facts.peak_bytes.max(all);
         facts.huge_bytes = facts.huge_bytes.max(huge);
