@@ -1,4 +1,5 @@
-//! A purge of the Debian package undoes the lifts of the agent; a removal leaves them.
+//! A removal of the Debian package ends its agent and leaves the lifts, which a purge undoes. An agent of another
+//! installation and its state stay.
 
 use crate::root::Root;
 use anyhow::Result;
@@ -21,7 +22,8 @@ pages = \"thp\"
 keep = \"always\"
 ";
 
-/// Lifts a server by the agent, and removes and purges the package while the server runs.
+/// Lifts a server by the package's agent, and removes and purges the package while the server runs. The agent of a copy
+/// runs during another purge.
 const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print sum + 0 }' /proc/$server/smaps; }
     soon() { for _ in $(seq 600); do if \"$@\"; then return; fi; sleep 0.1; done; echo \"$* does not hold\"; cat /tmp/said; exit 1; }
     dpkg -i /new/pagelift_*.deb >/dev/null
@@ -32,10 +34,11 @@ const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print s
     pagelift agent run 2>/tmp/said &
     agent=$!
     soon grep -q 'lifted server' /tmp/said
-    kill $agent
-    wait $agent
     test $(huge) -gt 0
+    soon test -e /run/pagelift/agent/status.json
+    cp /usr/bin/pagelift /opt/pagelift
     dpkg -r pagelift >/dev/null
+    wait $agent
     test ! -e /usr/bin/pagelift
     test $(huge) -gt 0
     dpkg -P pagelift >/tmp/said 2>&1
@@ -44,6 +47,15 @@ const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print s
     test $(huge) = 0
     test ! -e /var/lib/pagelift
     test ! -e /run/pagelift/agent
+    dpkg -i /new/pagelift_*.deb >/dev/null
+    /opt/pagelift agent run 2>/tmp/said &
+    agent=$!
+    soon test -e /run/pagelift/agent/lifts.json
+    dpkg -P pagelift >/dev/null
+    test -e /run/pagelift/agent/lifts.json
+    test ! -e /var/lib/pagelift/restore
+    kill $agent
+    wait $agent
     echo >&3
     soon grep -q 'all right' /tmp/output
     kill $server";
