@@ -65,6 +65,6 @@ pub use layout::{Form, Layout};
 pub use origin::SourceState;
 pub use reading::read_elf;
 pub use request::{Request, SYSTEM_FOLDERS, is_made_unasked};
-pub use setup::{StoreMount, StoreSize};
+pub use setup::{StoreMode, StoreMount, StoreSize};
 pub use store::{DEFAULT_DIRECTORY, Listing, STORE_VARIABLE, Store, default_directory};
 pub use users::Users;

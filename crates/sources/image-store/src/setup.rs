@@ -1,6 +1,9 @@
 //! Mounts a store's file system, and writes the configuration that mounts it at the next boot.
 
+mod present;
 mod uninstall;
+
+pub use present::StoreMode;
 
 use crate::access::ROOT;
 use crate::store::ONLY_ON_REQUEST;
@@ -99,7 +102,7 @@ impl StoreMount {
             let needed = "an absolute path of letters, digits and ._-+ without `..`";
             return unfit("another path".to_owned(), needed, "pagelift image setup --store /run/pagelift/images");
         }
-        if mode & !0o755 != 0 || mode & 0o700 != 0o700 {
+        if !is_fit(mode) {
             let needed = "700 to 755: only root writes";
             return unfit(format!("mode {mode:o}"), needed, "pagelift image setup --mode 755");
         }
@@ -340,6 +343,11 @@ fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     fs::write(&beside, contents)?;
     fs::set_permissions(&beside, Permissions::from_mode(mode))?;
     fs::rename(&beside, path)
+}
+
+/// True for permissions by which only root writes, and root may do everything.
+fn is_fit(permissions: u32) -> bool {
+    permissions & !0o755 == 0 && permissions & 0o700 == 0o700
 }
 
 fn has_parent_part(path: &Path) -> bool {

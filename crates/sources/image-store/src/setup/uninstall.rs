@@ -129,7 +129,8 @@ fn changed(path: PathBuf) -> StoreError {
     StoreError::Unfit { path, found, needed: "one as it was written, which alone is removed", fix }
 }
 
-fn text_of(path: &Path) -> io::Result<String> {
+/// The text of a unit.
+pub(super) fn text_of(path: &Path) -> io::Result<String> {
     use io::Read;
     let mut text = String::new();
     fs::File::open(path)?.take(LONGEST).read_to_string(&mut text)?;

@@ -77,9 +77,7 @@ fn mode(text: &str) -> Result<u32, String> {
 
 /// Mounts a store, or prints the configuration that mounts it.
 pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
-    let file_system = if args.hugetlbfs { FileSystem::Hugetlbfs } else { FileSystem::Tmpfs };
-    let mount = StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, args.mode)?
-        .with_automatic_images(makes_automatic_images(args));
+    let mount = mount_of(args)?;
     if args.uninstall {
         return uninstall(args, &mount);
     }
@@ -114,15 +112,27 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
             writeln!(out, "written to {}: {}", args.fstab.display(), mount.fstab_line())?;
             writeln!(out, "have `pagelift image gc` run each day, too; --install systemd writes a timer for that")?;
         }
-        None => {}
+        None => say_if_boot_differs(args, &mount),
     }
     Ok(())
 }
 
-/// The setting of the option, otherwise of the mounted store.
-fn makes_automatic_images(args: &SetupArgs) -> bool {
-    let mounted = || Store::open_to_map(&args.store.path()).map_or(true, |store| store.makes_automatic_images());
-    args.automatic.map_or_else(mounted, |automatic| automatic == AutomaticArg::Yes)
+/// The mount with these options, and with the present setting of an option that is missing.
+fn mount_of(args: &SetupArgs) -> anyhow::Result<StoreMount> {
+    let file_system = if args.hugetlbfs { FileSystem::Hugetlbfs } else { FileSystem::Tmpfs };
+    let mount = StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, args.mode)?;
+    let present = mount.present_mode(&args.unit_folder, &args.fstab).unwrap_or_default();
+    let automatic = args.automatic.map_or(present.automatic, |word| word == AutomaticArg::Yes);
+    Ok(mount.with_automatic_images(automatic))
+}
+
+/// A mounted store keeps its setting until the next boot, which reads the written configuration.
+fn say_if_boot_differs(args: &SetupArgs, mount: &StoreMount) {
+    let at_boot = mount.mode_at_boot(&args.unit_folder, &args.fstab);
+    if at_boot.is_some_and(|mode| mode.automatic != mount.mode().automatic) {
+        let how = "with --install systemd or --install fstab, as before";
+        say!("pagelift: note: the next boot gives the store its former --automatic; fix: the same command {how}");
+    }
 }
 
 fn uninstall(args: &SetupArgs, mount: &StoreMount) -> anyhow::Result<()> {
