@@ -90,6 +90,10 @@ fn private_store(t: &Context) -> Result<()> {
     ensure!(store.path.metadata()?.permissions().mode() & 0o7777 == 0o700, "another mode");
     let output = as_nobody(t, store.command(t, "list", &[])?)?;
     refused(&output, &["Permission denied"])?;
+    store.image(t, "setup", &["--size", "128M"])?.success()?;
+    ensure!(store.path.metadata()?.permissions().mode() & 0o7777 == 0o700, "another size has opened it to all users");
+    let unit = as_nobody(t, store.command(t, "setup", &["--print", "systemd"])?)?.success()?.stdout;
+    ensure!(unit.contains("mode=0700,"), "{unit}");
     for mode in ["775", "777", "1755", "abc"] {
         let output = store.image(t, "setup", &["--mode", mode])?;
         ensure!(output.ending == Ending::Exit(125), "mode {mode} was taken: {}", output.stdout);

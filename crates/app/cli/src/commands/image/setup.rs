@@ -8,7 +8,7 @@ use address_space::PageSize;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use foreign_text::{quoted, quoted_path};
-use image_store::{FileSystem, Store, StoreMount, StoreSize};
+use image_store::{FileSystem, Store, StoreMode, StoreMount, StoreSize};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,9 +24,10 @@ pub struct SetupArgs {
     /// pool].
     #[arg(long, value_name = "SIZE")]
     size: Option<StoreSize>,
-    /// Mode of the store's directory. 755 lets every user use the images, 700 root alone.
-    #[arg(long, value_name = "MODE", default_value = "755", value_parser = mode)]
-    mode: u32,
+    /// Mode of the store's directory. 755 lets every user use the images, 700 root alone [default: the present mode; 755
+    /// for a new store].
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    mode: Option<u32>,
     /// Let root's lifts make images without `pagelift image add` [default: the present setting; yes for a new store].
     #[arg(long, value_enum, value_name = "WORD")]
     automatic: Option<AutomaticArg>,
@@ -120,18 +121,19 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
 /// The mount with these options, and with the present setting of an option that is missing.
 fn mount_of(args: &SetupArgs) -> anyhow::Result<StoreMount> {
     let file_system = if args.hugetlbfs { FileSystem::Hugetlbfs } else { FileSystem::Tmpfs };
-    let mount = StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, args.mode)?;
-    let present = mount.present_mode(&args.unit_folder, &args.fstab).unwrap_or_default();
+    let mount = |mode| StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, mode);
+    let new = mount(StoreMode::default().permissions)?;
+    let present = new.present_mode(&args.unit_folder, &args.fstab).unwrap_or_default();
     let automatic = args.automatic.map_or(present.automatic, |word| word == AutomaticArg::Yes);
-    Ok(mount.with_automatic_images(automatic))
+    Ok(mount(args.mode.unwrap_or(present.permissions))?.with_automatic_images(automatic))
 }
 
-/// A mounted store keeps its setting until the next boot, which reads the written configuration.
+/// A mounted store keeps its mode until the next boot, which reads the written configuration.
 fn say_if_boot_differs(args: &SetupArgs, mount: &StoreMount) {
     let at_boot = mount.mode_at_boot(&args.unit_folder, &args.fstab);
-    if at_boot.is_some_and(|mode| mode.automatic != mount.mode().automatic) {
-        let how = "with --install systemd or --install fstab, as before";
-        say!("pagelift: note: the next boot gives the store its former --automatic; fix: the same command {how}");
+    if at_boot.is_some_and(|mode| mode != mount.mode()) {
+        let how = "with --install systemd or fstab, as before";
+        say!("pagelift: note: the next boot sets another --mode or --automatic; fix: the same command {how}");
     }
 }
 
