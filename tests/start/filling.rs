@@ -236,7 +236,7 @@ fn options(t: &Context) -> Result<()> {
     let dry_run = run(&["--dry-run", "--lift", "jit"])?;
     ensure!(dry_run.ending == Ending::Exit(125) && dry_run.stderr.contains("`pagelift inspect --lift"), "{dry_run:?}");
     let preload = run(&["--via", "preload", "--lift", "anon"])?.success()?;
-    ensure!(preload.stderr.contains("--lift shared, anon or jit needs --via ptrace"), "{preload:?}");
+    ensure!(preload.stderr.contains("--lift shared, anon, jit or files needs --via ptrace"), "{preload:?}");
     let planned = run(&["--dry-run", "--lift", "text,jit"])?.success()?;
     ensure!(!planned.stderr.contains("as it fills"), "{planned:?}");
     Ok(())
