@@ -9,9 +9,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant, SystemTime};
 use test_support::{
-    Context, Ending, Freezer, Kind, Need, Output, Program, Session, Setting, TestStore, View, check_lifted,
-    check_unlifted, copy_program, default_huge_page, main_of, make_small, poll_until, process_field, source_of,
-    test_case,
+    Context, Ending, Freezer, InstalledFolder, Kind, Need, Output, Program, Session, Setting, TestStore, View,
+    check_lifted, check_unlifted, copy_program, default_huge_page, main_of, make_small, poll_until, process_field,
+    source_of, test_case,
 };
 
 /// Number of the user and the group `nobody`.
@@ -126,7 +126,9 @@ fn user_namespace(t: &Context) -> Result<()> {
 /// The other root has neither /proc nor a store, so a copy is made.
 fn other_root(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
-    let root = t.folder().join("root");
+    // `auto` makes images only of installed programs.
+    let installed = InstalledFolder::of(t)?;
+    let root = installed.path.join("root");
     fs::create_dir(&root)?;
     copy_program(t, &Program::named("start/static_pie.c")?.build()?, &root.join("program"))?;
     // `auto` would take the file itself before an image.
@@ -144,7 +146,9 @@ fn other_root(t: &Context) -> Result<()> {
         ensure!(attach.stderr.contains(word), "`{word}` is missing in\n{}", attach.stderr);
     }
     pagelift(t, &["detach", &pid], None)?.success()?;
-    end(session)
+    end(session)?;
+    drop(installed);
+    Ok(())
 }
 
 /// The parent cannot be stopped while its child uses its memory; the child can.
