@@ -107,7 +107,8 @@ fn clean(t: &Context, kind: Kind) -> Result<()> {
     fs::create_dir(&elsewhere)?;
     let mut copy = Command::new("cp");
     copy.arg("-R").current_dir(workspace()).arg("--target-directory").arg(&elsewhere);
-    copy.args(["Makefile", "Cargo.toml", "CHANGELOG.md", "README.md", "LICENSE", "LICENSE-MIT", "LICENSE-APACHE"]);
+    copy.args(["Makefile", "Cargo.toml", "CHANGELOG.md", "README.md", "SECURITY.md"]);
+    copy.args(["LICENSE", "LICENSE-MIT", "LICENSE-APACHE"]);
     t.run({
         copy.args(["packaging", "include", "examples", "docs"]);
         copy
