@@ -1,8 +1,8 @@
 //! Other kernels and another architecture, in virtual machines under software emulation: Debian's 5.10, which cannot
 //! move hugetlb mappings and knows neither MADV_POPULATE_WRITE nor MADV_COLLAPSE, 6.1, 6.12 and the newest, each booted
 //! once with one NUMA node and once with two, and 64-bit ARM 6.1 and 6.12; file systems with and without large folios
-//! on 6.1, 6.12 and the newest kernel; programs on each of the usual file systems; programs with glibc 2.31, 2.41, the
-//! newest, and musl.
+//! on 6.1, 6.12 and the newest kernel; shared, anonymous and executable memory and data files of running programs;
+//! programs on each of the usual file systems; programs with glibc 2.31, 2.41, the newest, and musl.
 
 mod arm;
 mod c_libraries;
@@ -56,6 +56,10 @@ const HEAP_PROGRAMS: [&str; 7] = [
     "heap/forks_of_several_threads.c",
 ];
 
+/// The programs of `memory.sh`.
+const MEMORY_PROGRAMS: [&str; 3] =
+    ["attach/holds_shared_memory.c", "attach/holds_private_memory.c", "file_source/maps_data.c"];
+
 /// Programs that lift themselves and check the result.
 const LIBRARY_PROGRAMS: [&str; 5] = [
     "restores_byte_for_byte",
@@ -85,6 +89,11 @@ fn main() -> ExitCode {
         let needs = needs(kernel).into_iter().chain(more).collect();
         test_case(format!("{kernel}/nodes"), needs, move |t| boot_with_two_nodes(t, kernel, least))
     };
+    let with_memory = |kernel: &'static str, least: usize| {
+        let modules = file_systems::modules_of(kernel).to_string_lossy().into_owned();
+        let needs = needs(kernel).into_iter().chain([Need::Command("mkfs.xfs".into()), Need::File(modules)]).collect();
+        test_case(format!("{kernel}/memory"), needs, move |t| boot_with_memory(t, kernel, least))
+    };
     // The longest tests come first.
     let mut tests = arm::tests();
     tests.extend([
@@ -98,6 +107,12 @@ fn main() -> ExitCode {
         on_two_nodes("linux-new-amd64", 97),
     ]);
     tests.extend(file_systems::tests(needs));
+    tests.extend([
+        with_memory("linux-5.10-amd64", 7),
+        with_memory("linux-6.1-amd64", 14),
+        with_memory("linux-6.12-amd64", 14),
+        with_memory("linux-new-amd64", 14),
+    ]);
     main_of_machines(tests)
 }
 
@@ -231,6 +246,15 @@ fn boot_with_two_nodes(t: &Context, kernel: &str, least: usize) -> Result<()> {
     let boot = "hugepagesz=1G hugepages=1 hugepagesz=2M";
     let machine = VirtualMachine { disks, boot, ..machine_of(t, kernel, initramfs, TWO_NODES.to_vec())? };
     run_machine(t, &machine, least)
+}
+
+/// Boots one machine for memory of running programs besides objects.
+fn boot_with_memory(t: &Context, kernel: &str, least: usize) -> Result<()> {
+    let mut initramfs = with_pagelift(&MEMORY_PROGRAMS)?;
+    file_systems::add_modules(&mut initramfs, kernel, &file_systems::MODULES)?;
+    initramfs.add_file("/init", &script("memory.sh", &[])?);
+    let disks = vec![file_systems::disk(t, "xfs", t.folder())?];
+    run_machine(t, &VirtualMachine { disks, ..machine_of(t, kernel, initramfs, vec![1200])? }, least)
 }
 
 /// A machine with nodes of these sizes in MiB, and nothing more.
