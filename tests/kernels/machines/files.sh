@@ -154,6 +154,21 @@ replaced() {
     rm $file
 }
 
+# laid_out NAME: plain starts of a program in another layout are on huge pages of its file, and the layout can be undone.
+laid_out() {
+    feature "file on $1: align --relayout"
+    file=$files/laid_out_executable
+    cp $files/pie_by_default $file
+    tells "$1: align --relayout" "laid out anew: huge pages for" pagelift align --relayout $file
+    tells "$1: cache prepare of the new layout" "in huge folios" pagelift cache prepare $file
+    start $file
+    on_file "$1: a plain start in another layout"
+    ended_well "$1: a plain start in another layout"
+    pagelift align --undo $file >/tmp/said 2>&1 && cmp -s $file $files/pie_by_default && ok "$1: align --undo" ||
+        failed "$1: align --undo: $(cat /tmp/said)"
+    rm $file
+}
+
 # can NAME: all features, on the file system that was mounted under this name.
 can() {
     fixed=$files/fixed_address_executable
@@ -217,17 +232,17 @@ cannot() {
 case $release in
     5.10.*) ;; # no file system has large folios
     6.1.*)
-        mounted xfs xfs /dev/vda && can xfs && replaced xfs
+        mounted xfs xfs /dev/vda && can xfs && replaced xfs && laid_out xfs
         mounted ext4 ext4 /dev/vdb && cannot ext4 "found ext4 on Linux 6.1, needed Linux 6.16"
         ;;
     6.12.*)
-        mounted xfs xfs /dev/vda && can xfs && replaced xfs
+        mounted xfs xfs /dev/vda && can xfs && replaced xfs && laid_out xfs
         mounted erofs erofs /dev/vdb && can erofs
         mounted btrfs btrfs /dev/vdc && cannot btrfs "found the file system btrfs, which has no large folios on Linux 6.12"
         ;;
     *)
-        mounted xfs xfs /dev/vda && can xfs && replaced xfs
-        mounted ext4 ext4 /dev/vdb && can ext4 && replaced ext4
+        mounted xfs xfs /dev/vda && can xfs && replaced xfs && laid_out xfs
+        mounted ext4 ext4 /dev/vdb && can ext4 && replaced ext4 && laid_out ext4
         # Files of the layers are visible through the overlay.
         mkdir -p /opt/ext4/upper /opt/ext4/work
         mounted overlay overlay "none -o lowerdir=/opt/xfs,upperdir=/opt/ext4/upper,workdir=/opt/ext4/work" && can overlay
