@@ -60,6 +60,17 @@ fn cpu_of_sleeper(stat: &str) -> Option<usize> {
     (fields.next()? == "S").then(|| fields.nth(35)?.parse().ok()).flatten()
 }
 
+/// Reads the times of a sleeping thread and its CPU. A thread that runs in between has its times from another sleep or from
+/// another CPU's clock, and none right after it has changed its CPU (`migrate_task_rq_fair` of kernel/sched/fair.c): its sleep
+/// would look too long.
+fn while_asleep(
+    mut times: impl FnMut() -> Option<Times>,
+    cpu: impl FnOnce() -> Option<usize>,
+) -> Option<(Times, usize)> {
+    let (before, cpu) = (times()?, cpu()?);
+    (before.last_ran > Duration::ZERO && times()? == before).then_some((before, cpu))
+}
+
 /// The time of one CPU's clock.
 #[derive(Clone, Copy)]
 struct Reading {
@@ -82,8 +93,9 @@ impl SleepClock {
     /// Returns the present sleep of a thread; `None` where it is awake or the kernel does not show it. The thread may have
     /// been woken since: then its count is another one.
     pub fn sleep_of(&mut self, process: i32, thread: i32) -> Option<Sleep> {
-        let times = Times::of(&format!("/proc/{process}/task/{thread}/sched"))?;
-        let cpu = cpu_of_sleeper(&text_of(format!("/proc/{process}/task/{thread}/stat")).ok()?)?;
+        let times = || Times::of(&format!("/proc/{process}/task/{thread}/sched"));
+        let stat = || text_of(format!("/proc/{process}/task/{thread}/stat")).ok();
+        let (times, cpu) = while_asleep(times, || cpu_of_sleeper(&stat()?))?;
         // Any reading since then will do: what the clock left out in between only makes the sleep look shorter.
         let is_later = |reading: &&Reading| reading.clock >= times.last_ran;
         let reading = match self.readings.get(&cpu).filter(is_later) {
@@ -159,6 +171,17 @@ mod tests {
         se.exec_start                                :        419005.009846\n\
         nr_switches                                  :                    9\n\
         nr_voluntary_switches                        :                    7\n";
+
+    #[test]
+    fn a_thread_that_runs_meanwhile_has_no_known_sleep() {
+        let times = |last_ran, sleeps| Times { last_ran: Duration::from_millis(last_ran), sleeps };
+        let found = |first, second| {
+            let mut answers = [first, second].into_iter();
+            while_asleep(|| answers.next(), || Some(1)).map(|(times, _)| times)
+        };
+        assert_eq!(found(times(5, 2), times(5, 2)), Some(times(5, 2)));
+        assert_eq!((found(times(5, 2), times(6, 3)), found(times(0, 2), times(0, 2))), (None, None));
+    }
 
     #[test]
     fn the_time_and_the_count_are_read() {
