@@ -364,7 +364,7 @@ pub struct DataFileFacts {
     pub liftable: u64,
     /// They lack only huge folios of the page cache.
     pub in_small_folios: u64,
-    /// Path of the file that lacks most of them.
+    /// Path of the file with the most bytes outside of huge folios.
     pub largest: String,
 }
 

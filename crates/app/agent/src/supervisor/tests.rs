@@ -464,7 +464,7 @@ fn scans_do_not_wait_for_a_worker() {
     assert!(ledger.counts.scans >= 5, "{:?}", ledger.counts);
 }
 
-/// Each look at a busy worker tried a scan, and the low cost of a denied one permitted the next.
+/// While a worker was busy, a denied scan was repeated twice a second, and its low cost permitted the next scan.
 #[test]
 fn scans_beside_a_worker_keep_to_the_budget() {
     let mut bench = Bench::new("");
