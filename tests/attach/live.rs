@@ -48,6 +48,7 @@ fn main() -> ExitCode {
     }
     let needs = vec![Need::Root, Need::Thp];
     tests.push(test_case("waits_by_a_function_that_keeps_its_registers", needs, own_wait));
+    tests.push(test_case("waits_beside_ending_children", vec![Need::Root, Need::Thp], beside_ending_children));
     tests.push(test_case("one_thread_that_sleeps", vec![Need::Root, Need::Thp], single_thread));
     tests.push(test_case("a_worker_of_the_kernel", vec![Need::Root, Need::Thp], kernel_worker));
     let needs = vec![Need::Root, Need::Thp];
@@ -254,6 +255,22 @@ fn timed(t: &Context, call: &str) -> Result<()> {
     let shows_sleep = fs::exists("/proc/self/sched")?;
     let is_as_plain = |line: &&str| line.contains(" in time,") || !shows_sleep && line.contains(" late,");
     ensure!(waits.iter().all(is_as_plain), "{}", output.stdout);
+    Ok(())
+}
+
+/// A wait does not end early if its thread is woken while it is looked at.
+fn beside_ending_children(t: &Context) -> Result<()> {
+    let mut session = begin(t, Program::named("attach/waits_beside_ending_children.c")?.command()?)?;
+    let pid = session.pid().to_string();
+    // The program may end before the last round.
+    while !session.has_ended()? {
+        for words in [&["attach", "--pages", "thp", &pid][..], &["detach", &pid]] {
+            t.run(t.pagelift(words)?)?;
+        }
+    }
+    let output = session.finish()?.success()?;
+    t.keep(&output);
+    ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
     Ok(())
 }
 
