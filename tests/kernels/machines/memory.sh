@@ -30,7 +30,7 @@ outcome() {
         way lifted
         ok "$1 ($2 KiB; $said)"
     elif [ $3 = 0 ] && [ "$2" = 0 ] && grep -q "$4" /tmp/said; then
-        way "refused: $4"
+        way "refused: $(grep -o "$4" /tmp/said | head -n 1)"
         ok "$1 ($said)"
     else
         failed "$1: $2 KiB, due are $3; $said"
