@@ -6,6 +6,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A uprobe that counts; it and its mount are removed with this value.
 pub struct Uprobe {
@@ -34,7 +35,10 @@ impl Uprobe {
         let folder = t.folder().join("tracing");
         fs::create_dir(&folder)?;
         mount(Some("tracefs"), &folder, Some("tracefs"), MsFlags::empty(), None::<&str>).context("no tracefs")?;
-        let set = Self { folder, event: format!("pagelift_{}", std::process::id()) };
+        // Tests of one process run side by side.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let set = Self { folder, event: format!("pagelift_{}_{number}", std::process::id()) };
         let probe = format!("p:{}/spin {}:{place}\n", set.event, file.display());
         set.write("uprobe_events", &probe).with_context(|| probe.clone())?;
         fs::create_dir(set.folder.join(set.instance()))?;
