@@ -23,10 +23,6 @@ pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyh
     let relayout = match Relayout::plan(data, huge, base_page(), args.force, args.edges) {
         Ok(relayout) => relayout,
         Err(error @ RelayoutError::Done(_)) => {
-            if let Some(path) = args.output.as_ref().filter(|_| !args.check) {
-                write_copy(target.file, path, &unchanged(target))?;
-                writeln!(out, "{}: a copy of {name}", printable(&path.display().to_string()))?;
-            }
             writeln!(out, "{name}: {error}")?;
             return Ok(());
         }
@@ -97,12 +93,6 @@ pub fn restored(former: &Former) -> Change {
 /// The change for a copy elsewhere.
 pub fn copied(relayout: &Relayout) -> Change {
     Change { attributes: record(relayout), ..changed(relayout) }
-}
-
-/// The change for a copy elsewhere of a file that needs no other layout. Its record is kept for `--undo`.
-fn unchanged(target: &Target) -> Change {
-    let record = former_values(target.file).ok().map(|record| (RECORD.to_owned(), Some(record.into_bytes())));
-    Change { only_if: Some(target.identity), attributes: record.into_iter().collect(), ..Change::default() }
 }
 
 fn changed(relayout: &Relayout) -> Change {
