@@ -258,7 +258,7 @@ fn timed(t: &Context, call: &str) -> Result<()> {
     Ok(())
 }
 
-/// A wait does not end early if its thread is woken while it is looked at.
+/// A wait does not end early if its thread wakes up during an attach.
 fn beside_ending_children(t: &Context) -> Result<()> {
     let mut session = begin(t, Program::named("attach/waits_beside_ending_children.c")?.command()?)?;
     let pid = session.pid().to_string();
