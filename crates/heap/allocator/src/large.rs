@@ -414,12 +414,7 @@ impl Large {
                 self.split_kept(at, excess);
             }
             let block = self.blocks.as_slice()[at];
-            // SAFETY:
-            // - a kept mapping, which nobody holds.
-            if !self.space_is_limited && unsafe { advise(block.start, block.bytes, libc::MADV_DONTNEED) } {
-                self.kept_with_memory -= block.bytes;
-                forget(ACCOUNT.large_kept.fetch_sub(block.bytes as u64, Relaxed));
-                self.blocks.as_mut_slice()[at].state = State::Kept { since, memory: Memory::Clean };
+            if !self.space_is_limited && self.return_memory(at) {
                 if is_new {
                     self.allowance.gave_back(block.bytes, now);
                 }
@@ -448,8 +443,59 @@ impl Large {
     }
 
     /// Unmaps all kept blocks. If a mapping fails under a limit, their address space may be the missing part.
+    ///
+    /// The kernel joins adjacent mappings, and cannot split one if the process has as many as it may have. So adjacent
+    /// blocks are unmapped together.
     pub fn drop_all_kept(&mut self) {
-        self.drop_kept(0, 0);
+        let mut at = 0;
+        while at < self.blocks.as_slice().len() {
+            let (count, bytes) = self.kept_in_a_row(at);
+            if count == 0 {
+                at += 1;
+                continue;
+            }
+            // SAFETY:
+            // - adjacent kept mappings, which nobody holds; they leave the list, or stay kept.
+            if unsafe { mapped::give_back_addresses(self.blocks.as_slice()[at].start, bytes) } {
+                for _ in 0..count {
+                    self.remove_kept(at);
+                }
+            } else {
+                for kept in at..at + count {
+                    self.return_memory(kept);
+                }
+                at += count;
+            }
+        }
+    }
+
+    /// The number of adjacent kept blocks from this position on, and their bytes.
+    fn kept_in_a_row(&self, at: usize) -> (usize, usize) {
+        let blocks = &self.blocks.as_slice()[at..];
+        let start = blocks[0].start;
+        let (mut count, mut bytes) = (0, 0);
+        for block in blocks {
+            if !matches!(block.state, State::Kept { .. }) || block.start != start + bytes {
+                break;
+            }
+            (count, bytes) = (count + 1, bytes + block.bytes);
+        }
+        (count, bytes)
+    }
+
+    /// Returns the memory of a kept block, but not its addresses; false if the kernel refuses, or if it has none.
+    fn return_memory(&mut self, at: usize) -> bool {
+        let block = self.blocks.as_slice()[at];
+        let State::Kept { since, memory: Memory::Used } = block.state else { return false };
+        // SAFETY:
+        // - a kept mapping, which nobody holds.
+        let is_returned = unsafe { advise(block.start, block.bytes, libc::MADV_DONTNEED) };
+        if is_returned {
+            self.kept_with_memory -= block.bytes;
+            forget(ACCOUNT.large_kept.fetch_sub(block.bytes as u64, Relaxed));
+            self.blocks.as_mut_slice()[at].state = State::Kept { since, memory: Memory::Clean };
+        }
+        is_returned
     }
 
     /// Number of blocks that the program holds.
@@ -464,11 +510,17 @@ impl Large {
         had_memory
     }
 
-    fn unmap_kept(&mut self, at: usize) {
+    /// Removes a kept block from the list.
+    fn remove_kept(&mut self, at: usize) -> Block {
         let block = self.blocks.remove(at);
         if let State::Kept { memory, .. } = block.state {
             self.no_longer_kept(block.bytes, memory);
         }
+        block
+    }
+
+    fn unmap_kept(&mut self, at: usize) {
+        let block = self.remove_kept(at);
         // SAFETY:
         // - a kept mapping, which nobody holds, and which is not listed any more.
         unsafe { mapped::give_back(block.start, block.bytes) };

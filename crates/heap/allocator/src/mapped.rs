@@ -16,7 +16,8 @@ pub fn map(bytes: usize, align: usize) -> Option<usize> {
     Some(start)
 }
 
-/// Unmaps all or a part of a mapping made by [`map`].
+/// Unmaps all or a part of mappings made by [`map`]. If the kernel cannot unmap it (see [`unmap`]), only its memory is
+/// returned.
 ///
 /// # Safety
 /// The range consists of whole pages that [`map`] or [`grow`] gave, or that have taken the place of pool pages, and
@@ -24,8 +25,26 @@ pub fn map(bytes: usize, align: usize) -> Option<usize> {
 pub unsafe fn give_back(start: usize, bytes: usize) {
     // SAFETY:
     // - the caller's promise.
-    unsafe { unmap(start, bytes) };
+    unsafe {
+        if !unmap(start, bytes) {
+            advise(start, bytes, libc::MADV_DONTNEED);
+        }
+    }
     forget(ACCOUNT.mapped_used.fetch_sub(bytes as u64, Relaxed));
+}
+
+/// Like [`give_back`], but false, without any change, if the kernel cannot unmap the range.
+///
+/// # Safety
+/// As for [`give_back`].
+pub unsafe fn give_back_addresses(start: usize, bytes: usize) -> bool {
+    // SAFETY:
+    // - the caller's promise.
+    let is_unmapped = unsafe { unmap(start, bytes) };
+    if is_unmapped {
+        forget(ACCOUNT.mapped_used.fetch_sub(bytes as u64, Relaxed));
+    }
+    is_unmapped
 }
 
 fn map_aligned(bytes: usize, align: usize, reserve_only: bool) -> Option<usize> {

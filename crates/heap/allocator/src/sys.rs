@@ -142,16 +142,15 @@ pub fn map_anywhere(bytes: usize, reserve_only: bool, more_flags: c_int) -> Opti
     unsafe { linux_raw::mmap(0, bytes, protection, flags as u32, -1, 0) }.ok()
 }
 
-/// Unmaps a range of this heap.
+/// Unmaps a range of this heap; false if the kernel refuses: the range is inside of a mapping, and the process has as many
+/// mappings as `vm.max_map_count` allows (proc(5)), so that it cannot be split.
 ///
 /// # Safety
 /// The range consists of whole pages of mappings that this heap made, and nothing uses it any more.
-pub unsafe fn unmap(start: usize, bytes: usize) {
-    if bytes > 0 {
-        // SAFETY:
-        // - the caller's promise.
-        let _ = unsafe { linux_raw::munmap(range(start, bytes)) };
-    }
+pub unsafe fn unmap(start: usize, bytes: usize) -> bool {
+    // SAFETY:
+    // - the caller's promise.
+    bytes == 0 || unsafe { linux_raw::munmap(range(start, bytes)) }.is_ok()
 }
 
 /// Changes the length of a mapping in place.
