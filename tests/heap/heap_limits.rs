@@ -39,6 +39,7 @@ fn main() -> ExitCode {
             frees(t, &["prlimit", "--as=1073741824"], "hopeless")
         }),
         test_case("address_space/as_many_mappings_as_may_be", thp(&[]), |t| frees(t, &[], "mappings")),
+        test_case("address_space/in_one_of_as_many_mappings_as_may_be", thp(&[]), |t| frees(t, &[], "one-mapping")),
         test_case("address_space/while_another_thread_trims", thp(&[]), |t| frees(t, &[], "trimmed")),
         test_case("address_space/unmapped_parts_in_use", thp(&[]), |t| frees(t, &[], "taken")),
         test_case("address_space/large_blocks_after_small_ones", thp(&["prlimit"]), after_small_ones),

@@ -3,6 +3,7 @@
 //   frees_under_a_limit as|data    sets the limit itself, once it has the block; small blocks then find memory
 //   frees_under_a_limit hopeless   asks for blocks that no memory suffices for; free memory stays mapped
 //   frees_under_a_limit mappings   has as many mappings as vm.max_map_count allows: freed blocks make room for a larger one
+//   frees_under_a_limit one-mapping  the same: the freed blocks are adjacent, in one mapping of the kernel's
 //   frees_under_a_limit is-free    is started under one: what is freed is not mapped any more, so that mmap finds room
 //   frees_under_a_limit trimmed    sets the limit itself: the last free block is found while another thread trims the heap
 //   frees_under_a_limit taken      the same: small blocks find one unmapped part of an arena if another one is in use
@@ -97,13 +98,14 @@ static int hopeless(void) {
     return 0;
 }
 
-static int mappings(void) {
+static int mappings(int separate) {
     enum { BLOCK = 8 << 20, BLOCKS = 40, PAGE = 4096 };
     char *blocks[BLOCKS];
     for (int i = 0; i < BLOCKS; i++) {
         blocks[i] = malloc(BLOCK);
-        /* Keeps the kernel from joining the mappings of two blocks. */
-        if (!blocks[i] || mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED) {
+        /* Where it lies between two blocks, the kernel does not join their mappings. */
+        if (!blocks[i] ||
+            (separate && mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)) {
             perror("malloc or mmap");
             return 1;
         }
@@ -221,7 +223,8 @@ static int taken(void) {
 int main(int count, char **words) {
     if (count == 2 && !strcmp(words[1], "as")) return small_blocks(RLIMIT_AS);
     if (count == 2 && !strcmp(words[1], "data")) return small_blocks(RLIMIT_DATA);
-    if (count == 2 && !strcmp(words[1], "mappings")) return mappings();
+    if (count == 2 && !strcmp(words[1], "mappings")) return mappings(1);
+    if (count == 2 && !strcmp(words[1], "one-mapping")) return mappings(0);
     if (count == 2 && !strcmp(words[1], "trimmed")) return trimmed();
     if (count == 2 && !strcmp(words[1], "taken")) return taken();
     return !strcmp(words[count - 1], "hopeless") ? hopeless() : is_free();
