@@ -15,7 +15,11 @@ node_pool() {
     failed "node $1: $2 pages wanted, $(cat $file) given"
 }
 
-# fill_node NODE: its pool takes all available pages, until compaction and empty caches give no more.
+# free_kib NODE: its free memory.
+free_kib() { awk '/MemFree:/ { print $4 }' /sys/devices/system/node/node$1/meminfo; }
+
+# fill_node NODE: its pool takes all available pages, until compaction and empty caches give no more. Free memory that is
+# scattered in smaller pieces goes to files in /ballast, except for 4 MiB.
 fill_node() {
     file=/sys/devices/system/node/node$1/hugepages/hugepages-${huge_kib}kB/nr_hugepages before=-1
     while [ $(cat $file) -gt $before ]; do
@@ -23,6 +27,12 @@ fill_node() {
         echo 3 >/proc/sys/vm/drop_caches
         echo 1 >/proc/sys/vm/compact_memory
         echo 100000 >$file
+    done
+    mkdir -p /ballast
+    mount -t tmpfs -o mpol=prefer:$1 none /ballast
+    for try in 1 2 3; do
+        more=$(($(free_kib $1) / 1024 - 4))
+        [ $more -le 0 ] || head -c ${more}M /dev/zero >/ballast/$try
     done
 }
 
@@ -411,6 +421,7 @@ if [ -d /modules ]; then
     taskset 1 pagelift image add --per-node /files/fixed_address_executable >>/tmp/said 2>&1
     fill_node 1
     pagelift image add --per-node /files/pie_by_default >/tmp/said 2>&1
+    echo "free on node 1: $(free_kib 1) KiB" >>/tmp/said
     says "no room for a copy" "node 1 .*; fix: free memory on that node" /tmp/said
     start taskset 2 pagelift run -v --pages image -- /files/pie_by_default
     here=$(store_of 0)
@@ -418,6 +429,7 @@ if [ -d /modules ]; then
     [ $? = 0 ] && [ $here -ge $((8 * M)) ] && ok "the shared image where the node has no room" || failed "$here KiB: $(cat /tmp/err)"
     says "why it is not the copy" "not from the copy for its node: pie_by_default: .*node 1 .*; fix: free memory on that node" /tmp/err
     says "the shared image lies on another node" "on another node: .* on node 0 of .* runs on node 1; fix.*image add --per-node" /tmp/err
+    rm -f /ballast/*
     node_pool 1 0
     echo >>/files/pie_by_default
     sync
