@@ -16,7 +16,7 @@ use test_support::{
 const KERNEL: &str = "linux-6.1-amd64";
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4"];
 /// Limit of each boot. A boot takes 45 s; other processes may use the same CPUs.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(1500);
 /// Minimum number of results of each boot.
 const BOOTS: [usize; 2] = [22, 61];
 const MEMORY: u32 = 1024;

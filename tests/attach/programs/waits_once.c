@@ -18,13 +18,16 @@ static double now(void) {
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
+/* An emulated machine may be held up for seconds by others on the same host. A wait that has begun anew ends later. */
+static double most_late(void) { return getenv("PAGELIFT_TEST_EMULATED") ? 12 : 2.5; }
+
 static const char *sleep_once(double due) {
     struct timespec t = {(time_t)due, (long)((due - (time_t)due) * 1e9)};
     double started = now();
     int error = clock_nanosleep(CLOCK_MONOTONIC, 0, &t, 0);
     double slept = now() - started;
     if (error) return strerror(error);
-    return slept < due ? "woken early" : slept > due + 2.5 ? "woken late" : "woken in time";
+    return slept < due ? "woken early" : slept > due + most_late() ? "woken late" : "woken in time";
 }
 
 static const char *wait_for_input(void) {
