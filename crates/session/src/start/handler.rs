@@ -38,6 +38,14 @@ const MOST_HEAP_NEWS: usize = 1000;
 struct InBetween {
     base: Option<Base>,
     stopped: Duration,
+    /// The program's name, which can be read as long as it runs.
+    name: String,
+}
+
+impl InBetween {
+    fn of(base: Base) -> Self {
+        Self { base: Some(base), stopped: Duration::ZERO, name: String::new() }
+    }
 }
 
 /// Lifts the programs that a [`ptrace::Follower`] reports.
@@ -337,7 +345,8 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
     }
 
     fn unlifted(&mut self, pid: i32, why: String) -> After {
-        let mut report = LiftReport::new(pid, program_name(pid));
+        let known = self.in_between.remove(&pid).map(|program| program.name).filter(|name| !name.is_empty());
+        let mut report = LiftReport::new(pid, known.unwrap_or_else(|| program_name(pid)));
         report.lift.unlifted = Some(why);
         self.conclude(&report)
     }
@@ -360,7 +369,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         }
         let placing = Placing { image, bias, huge: huge.unwrap_or_default(), pid: stop.pid() };
         let base = better_base(&placing, &self.options.policy, self.usual?).err()?;
-        self.in_between.insert(stop.pid(), InBetween { base: Some(base), stopped: Duration::ZERO });
+        self.in_between.insert(stop.pid(), InBetween::of(base));
         Some(AfterExec::StopAt(entry))
     }
 
@@ -393,7 +402,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
         if is_last {
             return Ok(AfterExec::Nothing);
         }
-        self.in_between.insert(stop.pid(), InBetween { base: Some(base), stopped: Duration::ZERO });
+        self.in_between.insert(stop.pid(), InBetween::of(base));
         let entry = executable.image.entry + bias;
         Ok(if executable.image.is_static() { AfterExec::AtEntry } else { AfterExec::StopAt(entry) })
     }
@@ -477,6 +486,9 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Handler for Lifter<T> {
     }
 
     fn while_loading(&mut self, pid: i32) {
+        if let Some(program) = self.in_between.get_mut(&pid) {
+            program.name = program_name(pid);
+        }
         let policy = &self.options.policy;
         let machine = machine_facts_for(pid, policy);
         let _ = has_several_nodes();
@@ -493,7 +505,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Handler for Lifter<T> {
             |object: &&LoadedObject| object.role == ObjectRole::Executable && !object.image.is_dynamic_linker();
         let program = objects.iter().find(is_program)?;
         let base = Base::Kept { why: "started through its dynamic linker, which has placed it already".to_owned() };
-        self.in_between.insert(stop.pid(), InBetween { base: Some(base), stopped: Duration::ZERO });
+        self.in_between.insert(stop.pid(), InBetween::of(base));
         Some(program.entry())
     }
 

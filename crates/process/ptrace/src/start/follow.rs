@@ -215,8 +215,12 @@ impl<H: Handler> Following<'_, H> {
                 self.carry_out(stopped, next);
             }
             Waited::Ended(pid) => {
-                self.follower.threads.remove(&pid.as_raw());
+                let state = self.follower.threads.remove(&pid.as_raw());
                 self.follower.waits.forget(pid);
+                if matches!(state, Some(State::Entry { .. } | State::Mapping)) {
+                    let why = "it ended before its entry, or before its helper was scheduled";
+                    let _ = self.handler.missed(pid.as_raw(), &io::Error::other(why));
+                }
             }
         }
     }

@@ -215,3 +215,54 @@ fn a_program_that_does_not_return_from_a_call_starts_once_the_call_returns() {
         }
     });
 }
+
+/// Asks each program that is executed to stop at its entry, and notes those that are missed.
+#[derive(Default)]
+struct Missed(Vec<(i32, String)>);
+
+impl Handler for Missed {
+    fn at_exec(&mut self, stop: &ExecStop) -> AfterExec {
+        let vector = fs::read(format!("/proc/{}/auxv", stop.pid())).unwrap();
+        let words: Vec<_> = vector.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
+        let entry = words.chunks_exact(2).find(|pair| pair[0] == linux::constants::AT_ENTRY).unwrap()[1];
+        AfterExec::StopAt(Address(entry))
+    }
+
+    fn mapped(&mut self, _: &ExecStop) -> Option<Address> {
+        None
+    }
+
+    fn at_entry(&mut self, _: &EntryStop) -> After {
+        After::Release
+    }
+
+    fn missed(&mut self, pid: i32, why: &io::Error) -> After {
+        self.0.push((pid, why.to_string()));
+        After::Release
+    }
+
+    fn refused(&mut self, _: i32, _: &str) -> After {
+        After::Release
+    }
+
+    fn killed(&mut self, _: i32, _: &InjectError) {}
+}
+
+/// On a busy machine the helper may not run as long as a program waits at its entry.
+#[test]
+fn a_program_that_ends_before_anyone_looks_after_its_entry_is_reported() {
+    alone("a_program_that_ends_before_anyone_looks_after_its_entry_is_reported", || {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo ready; read line; exec true"]);
+        let mut shell = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        shell.stdout.take().unwrap().read_exact(&mut [0; 6]).unwrap();
+        let pid = Pid::from_raw(shell.id() as i32);
+        let follower = Follower::seize(pid, false).unwrap();
+        shell.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        let mut missed = Missed::default();
+        follow_to_its_end(&mut Following { follower, handler: &mut missed }, pid);
+        let [(missed, why)] = &missed.0[..] else { panic!("{:?}", missed.0) };
+        assert_eq!(*missed, pid.as_raw());
+        assert!(why.starts_with("it ended before its entry"), "{why}");
+    });
+}
