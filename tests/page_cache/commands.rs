@@ -23,6 +23,7 @@ pub fn tests() -> Vec<Test> {
             as_a_user,
         ),
         test_case("prepare/what_is_no_file_is_refused", needs(), no_file),
+        test_case("drop/ends_huge_folios_of_a_file_that_nothing_maps", needs(), dropped),
         test_case("status/says_who_would_gain_by_another_base", needs(), gain),
         test_case("status/lists_what_runs", needs(), what_runs),
     ]
@@ -52,6 +53,23 @@ fn user_of(t: &Context, program: &Path, session: &Session) -> Result<Value> {
     let users = found["users"].as_array().into_iter().flatten();
     let own = users.clone().find(|user| user["pid"].as_u64() == Some(u64::from(session.pid())));
     own.cloned().with_context(|| format!("not among the users: {found}"))
+}
+
+fn dropped(t: &Context) -> Result<()> {
+    let program = large_program(t, "")?;
+    let (_, held) = prepared_and_held(t, &program)?;
+    let session = started(t, &program)?;
+    let output = t.run(cache(t, &["drop"], &program)?)?;
+    let pid = session.pid().to_string();
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("found mapped by "), "{output:?}");
+    ensure!(output.stderr.contains(&pid), "{output:?}");
+    session.finish()?.success()?;
+    drop(held);
+    let output = t.run(cache(t, &["drop"], &program)?)?.success()?;
+    ensure!(output.stdout.ends_with(": no longer in the page cache\n"), "{output:?}");
+    let after = status(t, &program)?;
+    ensure!(number(&after, "huge")? == 0, "{after}");
+    Ok(())
 }
 
 fn while_it_runs(t: &Context) -> Result<()> {

@@ -103,6 +103,7 @@ pub const USES: &[Use] = &[
     row("cache prepare", "running", Value::Name, &["--running", "{}"]),
     row("cache prepare", "files", Value::File, &["{}"]),
     row("cache keep", "config", Value::File, &["--once", "--config", "{}"]),
+    row("cache drop", "files", Value::File, &["{}"]),
     row("cache status", "files", Value::File, &["{}"]),
     row("align", "files", Value::File, &["--check", "{}"]),
     row("align", "files", Value::File, &["--relayout", "--check", "{}"]),

@@ -142,6 +142,14 @@ const SECTIONS: &[Sections] = &[
         ],
     },
     usual("cache keep", &[("pagelift cache keep --once", "Prepare the listed files")]),
+    Sections {
+        command: "cache drop",
+        statuses: &[
+            ("0", "no file is in the page cache any more"),
+            ("125", "some files stay there; the reasons are printed"),
+        ],
+        examples: &[("pagelift cache drop /usr/sbin/mariadbd", "End its huge folios, once no process maps it")],
+    },
     usual("cache status", &[("pagelift cache status /usr/bin/node", "Show how a file is cached")]),
     usual(
         "align",

@@ -1,6 +1,7 @@
 //! `pagelift cache`: files in huge folios of the page cache.
 
 mod chosen;
+mod dropping;
 mod keep;
 mod prepare;
 mod running;
@@ -25,6 +26,8 @@ enum CacheCommand {
     Prepare(prepare::PrepareArgs),
     /// Prepare listed files, and again after a file was replaced or memory was short.
     Keep(keep::KeepArgs),
+    /// Drop files from the page cache, so that they are cached again as they are read.
+    Drop(dropping::DropArgs),
     /// Show files in the page cache, the processes that map them, and the gain from another base.
     Status(status::StatusArgs),
 }
@@ -34,6 +37,7 @@ pub fn run(args: &CacheArgs) -> anyhow::Result<()> {
     match &args.command {
         CacheCommand::Prepare(args) => prepare::run(args),
         CacheCommand::Keep(args) => keep::run(args),
+        CacheCommand::Drop(args) => dropping::run(args),
         CacheCommand::Status(args) => status::run(args),
     }
 }

@@ -150,7 +150,7 @@ fn choose(args: &PrepareArgs, huge: PageSize, failed: &mut usize) -> anyhow::Res
     Ok(chosen)
 }
 
-fn open_named(path: &Path) -> anyhow::Result<File> {
+pub fn open_named(path: &Path) -> anyhow::Result<File> {
     match open_regular_file(path)? {
         Some(file) => Ok(file),
         None => bail!("found a non-regular file, needed a regular file"),
