@@ -204,8 +204,8 @@ pub struct Measured {
     pub reach: Option<(u64, u64)>,
     /// Bytes of code that it reaches with base pages.
     pub code_reach: Option<(u64, u64)>,
-    /// ns of one translation of data with base pages and with huge pages, at a footprint in bytes.
-    pub translation: Option<(u64, f64, f64)>,
+    /// CPUs that other programs used during the measurement.
+    pub others: Option<f64>,
 }
 
 /// The requirements of measuring.

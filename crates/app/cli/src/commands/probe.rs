@@ -15,7 +15,7 @@ use translation::working_set::{HeldPages, Reach};
 /// `pagelift probe`.
 #[derive(Args, Clone)]
 pub struct ProbeArgs {
-    /// Time that it may take.
+    /// Time to aim at, for all passes. On a slow or busy machine it takes longer.
     #[arg(long = "for", value_name = "TIME", default_value = "8s", value_parser = seconds(SECOND, 3600 * SECOND))]
     pub time: Duration,
     /// The largest footprint, and half of the memory that is used for the time: 256M, 1G. Huge pages that a TLB of 1,024

@@ -3,7 +3,7 @@
 use super::table::{align_right, table, trimmed};
 use address_space::format_bytes;
 use translation::tlb_probe::{
-    Backing, Compared, Levels, Load, MeasuredSizes, Probe, ProbeVerdict, Series, Simulated, Unmeasured,
+    Backing, Compared, LevelRanges, Load, MeasuredSizes, Probe, ProbeVerdict, Series, Simulated, Unmeasured,
 };
 
 /// Characters of the longest bar.
@@ -11,30 +11,56 @@ const WIDTH: f64 = 36.0;
 
 /// Both measurements and the conclusions.
 pub fn text(probe: &Probe) -> String {
-    measured("Loads", &probe.data)
-        + &measured("Jumps in code", &probe.code)
+    measured("Loads", &probe.data, compared_passes(probe))
+        + &measured("Jumps in code", &probe.code, compared_passes(probe))
         + &verdicts(probe)
         + &passes(probe)
         + &lift_costs(probe)
 }
 
+/// The number of passes that have measured huge pages, or of all if none has.
+fn compared_passes(probe: &Probe) -> usize {
+    probe.verdict.as_ref().map_or(probe.passes, |verdict| verdict.data.passes)
+}
+
+/// CPUs of other programs, or of the host, below which the times are those of a quiet machine.
+const LITTLE: f64 = 0.2;
+
 /// The number of passes, and the other load during them.
 fn passes(probe: &Probe) -> String {
     let plural = if probe.passes == 1 { "" } else { "es" };
-    let beside = probe.load.map_or_else(String::new, |Load { others, stolen }| {
-        let host = if stolen >= 0.05 { format!(", and the host took {stolen:.1}") } else { String::new() };
-        format!("; meanwhile other programs used {others:.1} CPUs{host}")
+    let huge = probe.verdict.as_ref().map(|verdict| verdict.data.passes).filter(|huge| *huge < probe.passes);
+    let huge = huge.map_or_else(String::new, |huge| format!(", {huge} of them with huge pages"));
+    let beside = probe.load.map_or_else(String::new, |load| {
+        let advice = match is_loaded(&load) {
+            true => ", which lengthens translations and changes them: measure again while little else runs",
+            false => "",
+        };
+        format!("; meanwhile {}{advice}", load_of_others(&load))
     });
-    format!("Measured in {} pass{plural}{beside}.\n", probe.passes)
+    format!("Measured in {} pass{plural}{huge}{beside}.\n", probe.passes)
+}
+
+/// True if other load may have changed the times.
+pub fn is_loaded(load: &Load) -> bool {
+    load.others.max(load.stolen) >= LITTLE
+}
+
+/// `other programs used 1.7 CPUs`.
+pub fn load_of_others(load: &Load) -> String {
+    let Load { others, stolen } = load;
+    let host = if *stolen >= 0.05 { format!(", and the host took {stolen:.1}") } else { String::new() };
+    format!("other programs used {others:.1} CPUs{host}")
 }
 
 /// Returns the cost of a lift on this machine, as a line; empty if it was not measured.
 fn lift_costs(probe: &Probe) -> String {
     let Some(costs) = &probe.lift_costs else { return String::new() };
     let ms = |nanoseconds: u64| nanoseconds as f64 / 1e6;
+    let (low, high) = probe.lift_cost_range.unwrap_or((costs.fill + costs.copy, costs.fill + costs.copy));
     format!(
-        "A lift costs {:.2} ms for each MiB that it copies: {:.2} to make huge pages present, {:.2} to copy.\n",
-        ms(costs.fill + costs.copy),
+        "A lift costs {} ms for each MiB that it copies; medians: {:.2} to make huge pages present, {:.2} to copy.\n",
+        between(ms(low), ms(high), 2),
         ms(costs.fill),
         ms(costs.copy)
     )
@@ -55,6 +81,9 @@ pub fn short(probe: &Probe) -> String {
 fn verdicts(probe: &Probe) -> String {
     match &probe.verdict {
         Some(verdict) => verdict_text(verdict),
+        None if !probe.code.series.is_empty() => {
+            "No huge pages could be measured for loads: there is nothing to compare base pages with.\n".to_owned()
+        }
         None => "No huge pages could be measured: there is nothing to compare base pages with.\n".to_owned(),
     }
 }
@@ -64,10 +93,12 @@ fn unmeasured(what: &str, measured: &MeasuredSizes) -> String {
     measured.unmeasured.iter().map(line).collect()
 }
 
-fn measured(what: &str, measured: &MeasuredSizes) -> String {
+fn measured(what: &str, measured: &MeasuredSizes, passes: usize) -> String {
     let mut text = String::new();
     if !measured.series.is_empty() {
-        text += &format!("{what}, one in each base page: ns of translation an access\n{}\n", curves(&measured.series));
+        let pass = if passes > 1 { format!(", the middle one of {passes} passes") } else { String::new() };
+        let curves = curves(&measured.series);
+        text += &format!("{what}, one in each base page: ns of translation an access{pass}\n{curves}\n");
         text += &format!("\n{}\n\n", levels(&measured.series));
         text += &measured.simulated.as_ref().map_or_else(String::new, simulated);
     }
@@ -102,9 +133,10 @@ fn bar(time: f64, most: f64) -> String {
 
 fn levels(series: &[Series]) -> String {
     let mut rows = table(&["pages", "free up to", "then", "up to", "page walk"]);
-    for Series { backing, levels: Levels { first_reach, second_hit, second_reach, walk }, .. } in series {
-        let bytes = |bytes: &Option<u64>| bytes.map_or_else(|| "–".to_owned(), format_bytes);
-        let time = |time: &Option<f64>| time.map_or_else(|| "–".to_owned(), |time| format!("{time:.1} ns"));
+    for Series { backing, ranges: LevelRanges { first_reach, second_hit, second_reach, walk }, .. } in series {
+        let none = || "–".to_owned();
+        let bytes = |range: &Option<(u64, u64)>| range.map_or_else(none, |(low, high)| between_bytes(low, high));
+        let time = |range: &Option<(f64, f64)>| range.map_or_else(none, |(low, high)| between(low, high, 1) + " ns");
         rows.add_row([backing.to_string(), bytes(first_reach), time(second_hit), bytes(second_reach), time(walk)]);
     }
     (1..=4).for_each(|column| align_right(&mut rows, column));
@@ -169,6 +201,7 @@ fn saving(what: &str, backing: Backing, compared: &Compared) -> String {
     let share = match (compared.saved(), shares) {
         (Some((low, high)), _) => format!(": {} % less", between(low * 100.0, high * 100.0, 0)),
         (None, Some(_)) => "; the passes differ too much for a share".to_owned(),
+        (None, None) if compared.passes < 2 => "; one pass shows no share".to_owned(),
         (None, None) => String::new(),
     };
     format!(
@@ -180,15 +213,21 @@ fn saving(what: &str, backing: Backing, compared: &Compared) -> String {
 }
 
 /// A range with so many digits; one number if both ends are the same.
-fn between(low: f64, high: f64, digits: usize) -> String {
+pub fn between(low: f64, high: f64, digits: usize) -> String {
     let [low, high] = [low, high].map(|number| format!("{number:.digits$}"));
     if low == high { low } else { format!("{low} to {high}") }
+}
+
+/// A range of bytes; one number if both ends are the same.
+fn between_bytes(low: u64, high: u64) -> String {
+    if low == high { format_bytes(low) } else { format!("{} to {}", format_bytes(low), format_bytes(high)) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use address_space::PageSize;
+    use translation::tlb_probe::{Curve, Levels};
 
     #[test]
     fn of_a_host_that_was_not_seen_nothing_is_claimed() {
@@ -211,15 +250,70 @@ mod tests {
     }
 
     #[test]
+    fn levels_are_ranges() {
+        let ranges = LevelRanges {
+            first_reach: Some((1 << 18, 1 << 18)),
+            second_hit: Some((1.9, 2.2)),
+            second_reach: Some((8 << 20, 12 << 20)),
+            walk: Some((117.8, 610.8)),
+        };
+        let series = Series { backing: Backing::Base, curve: Curve::default(), levels: Levels::default(), ranges };
+        let text = levels(&[series]);
+        for wanted in [" 256.0 KiB ", "1.9 to 2.2 ns", "8.0 MiB to 12.0 MiB", "117.8 to 610.8 ns"] {
+            assert!(text.contains(wanted), "no {wanted:?} in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn other_load_and_passes_without_huge_pages_are_reported() {
+        let verdict = |passes| ProbeVerdict {
+            backing: Backing::Transparent(PageSize::new(2 << 20).unwrap()),
+            data: Compared { passes, ..Compared::new(256 << 20, 40.0, 4.0) },
+            code: None,
+            splintered: None,
+            needed: None,
+            virtual_machine: None,
+        };
+        let of = |with_huge, others| {
+            passes(&Probe {
+                base_page: 4096,
+                virtual_machine: None,
+                data: MeasuredSizes::default(),
+                code: MeasuredSizes::default(),
+                lift_costs: None,
+                lift_cost_range: None,
+                verdict: Some(verdict(with_huge)),
+                passes: 3,
+                load: Some(Load { others, stolen: 0.0 }),
+            })
+        };
+        assert_eq!(of(3, 0.0), "Measured in 3 passes; meanwhile other programs used 0.0 CPUs.\n");
+        let loaded = of(1, 1.7);
+        assert!(
+            loaded.starts_with(
+                "Measured in 3 passes, 1 of them with huge pages; meanwhile other programs used 1.7 CPUs, "
+            )
+        );
+        assert!(loaded.ends_with("measure again while little else runs.\n"), "{loaded}");
+    }
+
+    #[test]
     fn a_share_needs_passes_that_agree() {
         let backing = Backing::Transparent(PageSize::new(2 << 20).unwrap());
         let of = |shares| {
             let one = Compared::new(256 << 20, 40.0, 4.0);
-            saving("data", backing, &Compared { bases: (39.0, 42.0), shares, ..one })
+            saving("data", backing, &Compared { bases: (39.0, 42.0), shares, passes: 3, ..one })
         };
         let times = "256.0 MiB of data, visited at random: 39.0 to 42.0 ns of translation an access on base pages, 4.0 on 2 MiB THP";
         assert_eq!(of(Some((0.898, 0.904))), format!("{times}: 90 % less.\n"));
         assert_eq!(of(Some((0.87, 0.9))), format!("{times}: 87 to 90 % less.\n"));
         assert_eq!(of(Some((0.56, 0.95))), format!("{times}; the passes differ too much for a share.\n"));
+        let alone = saving("data", backing, &Compared::new(256 << 20, 40.0, 4.0));
+        assert!(
+            alone.ends_with(
+                "40.0 ns of translation an access on base pages, 4.0 on 2 MiB THP; one pass shows no share.\n"
+            ),
+            "{alone}"
+        );
     }
 }

@@ -2,9 +2,10 @@
 
 use super::number::grouped;
 use super::page_sizes::sizes;
+use super::probe::{between, is_loaded, load_of_others};
 use super::sampled;
 use super::table::{align_right, table, trimmed};
-use crate::commands::stat::report::{CountedWalks, Estimated, Marks, Outcome, Report};
+use crate::commands::stat::report::{CountedWalks, Estimated, Marks, Outcome, Report, is_stable};
 use address_space::format_bytes;
 use process_view::Activity;
 use process_view::coverage::Usage;
@@ -38,23 +39,33 @@ pub fn text(report: &Report) -> String {
 
 /// The time of page walks, from the cost of one.
 fn of_estimate(estimated: &Outcome<Estimated>) -> String {
-    let Estimated { nanoseconds, share } = match estimated {
+    let Estimated { nanoseconds, least_nanoseconds, share, load } = match estimated {
         Outcome::Measured(estimated) => estimated,
         Outcome::NotMeasured(why) => return format!("time of page walks: not estimated: {why}\n"),
     };
-    let side = |what: &str, share: Option<f64>, cost: Option<f64>| match (share, cost) {
-        (Some(share), Some(cost)) => {
+    let side = |what: &str, share: Option<f64>, least: Option<f64>, most: Option<f64>| match (share, least.zip(most)) {
+        (Some(share), Some((least, most))) => {
+            let cost = between(least, most, 1);
             format!(
-                "page walks of {what} take up to {:.1} % of the CPU time (estimate: {cost:.1} ns each)\n",
+                "page walks of {what} take up to {:.1} % of the CPU time (estimate: {cost} ns each)\n",
                 100.0 * share
             )
         }
+        (None, Some((least, most))) if !is_stable(least, most) => format!(
+            "time of page walks of {what}: not estimated: the cost of a walk is unstable here, {} ns each; fix: again while \
+             little else runs\n",
+            between(least, most, 1)
+        ),
         (None, Some(_)) => format!("time of page walks of {what}: not estimated: they were not counted\n"),
         (_, None) => {
             format!("time of page walks of {what}: not estimated: `pagelift probe` shows no walk's cost here\n")
         }
     };
-    side("code", share.code, nanoseconds.code) + &side("data", share.data, nanoseconds.data)
+    side("code", share.code, least_nanoseconds.code, nanoseconds.code)
+        + &side("data", share.data, least_nanoseconds.data, nanoseconds.data)
+        + &load
+            .filter(is_loaded)
+            .map_or_else(String::new, |load| format!("note: while that was measured, {}\n", load_of_others(&load)))
 }
 
 /// The pages in use and the size of the TLB, with the verdicts.
@@ -364,6 +375,7 @@ mod tests {
     use super::*;
     use crate::commands::stat::report::Walked;
     use std::collections::BTreeMap;
+    use translation::tlb_probe::Load;
     use translation::walk_counters::Walks;
     use translation::working_set::{Cleared, Cost, HeldPages, LeftOut, Level, PartMarks, WalkBound, verdicts};
 
@@ -464,14 +476,26 @@ mod tests {
         let mut report = report(working_set());
         report.estimated = Some(Outcome::Measured(Estimated {
             nanoseconds: walked(None, Some(41.25)),
+            least_nanoseconds: walked(None, Some(40.0)),
             share: walked(None, Some(0.123)),
+            load: Some(Load { others: 0.1, stolen: 0.0 }),
         }));
         let said = text(&report);
         assert!(
-            said.contains("page walks of data take up to 12.3 % of the CPU time (estimate: 41.2 ns each)"),
+            said.contains("page walks of data take up to 12.3 % of the CPU time (estimate: 40.0 to 41.2 ns each)"),
             "{said}"
         );
         assert!(said.contains("time of page walks of code: not estimated: `pagelift probe` shows"), "{said}");
+        assert!(!said.contains("while that was measured"), "{said}");
+        report.estimated = Some(Outcome::Measured(Estimated {
+            nanoseconds: walked(None, Some(628.0)),
+            least_nanoseconds: walked(None, Some(39.0)),
+            share: walked(None, None),
+            load: Some(Load { others: 1.8, stolen: 0.0 }),
+        }));
+        let unstable = text(&report);
+        assert!(unstable.contains("the cost of a walk is unstable here, 39.0 to 628.0 ns each; fix: "), "{unstable}");
+        assert!(unstable.contains("while that was measured, other programs used 1.8 CPUs"), "{unstable}");
         report.estimated = Some(Outcome::NotMeasured("no page walks were counted".to_owned()));
         assert!(text(&report).contains("time of page walks: not estimated: no page walks were counted"));
     }

@@ -7,11 +7,12 @@ use crate::finding::{CheckOutcome, Fix, Severity};
 /// Checks that the host backs huge pages by huge pages, according to the measurement.
 pub fn backing(facts: &Facts) -> Vec<CheckOutcome> {
     let measured = facts.host.measured;
+    let how = beside(measured.and_then(|measured| measured.others));
     match measured.map(|measured| measured.splintered) {
         Some(Some(true)) => found(
             Severity::Advice,
             "the host backs huge pages by small ones",
-            "few huge pages, which any TLB holds, cost page walks (measured)",
+            format!("few huge pages, which any TLB holds, cost page walks ({how})"),
             "memory of the guest on huge pages of the host",
             "walks get shorter, but the TLB reaches hardly farther: most of the gain is lost",
             Some(Fix::by_hand(
@@ -19,7 +20,7 @@ pub fn backing(facts: &Facts) -> Vec<CheckOutcome> {
                  transparent_hugepage=always; in a cloud: bare metal or another instance type",
             )),
         ),
-        Some(Some(false)) => fine("the host backs huge pages by huge pages (measured)"),
+        Some(Some(false)) => fine(format!("the host backs huge pages by huge pages ({how})")),
         // Nothing is below this kernel.
         Some(None) if facts.host.virtual_machine == Some(false) => Vec::new(),
         Some(None) => {
@@ -29,7 +30,10 @@ pub fn backing(facts: &Facts) -> Vec<CheckOutcome> {
                     bytes.div_ceil(1 << 20)
                 )
             };
-            let more = measured.and_then(|measured| measured.needed).map_or_else(String::new, more);
+            // Without a footprint that would show it, the passes disagree, or there were no huge pages to measure.
+            let again =
+                || ": no huge pages could be measured, or the passes disagree; fix: again while little else runs";
+            let more = measured.and_then(|measured| measured.needed).map_or_else(|| again().to_owned(), more);
             vec![CheckOutcome::NotSeen { what: format!("how the host backs huge pages{more}"), root_sees: false }]
         }
         // For a program the verdict contains it.
@@ -38,6 +42,17 @@ pub fn backing(facts: &Facts) -> Vec<CheckOutcome> {
             root_sees: false,
         }],
         None => Vec::new(),
+    }
+}
+
+/// CPUs of other programs, below which the times are those of a quiet machine.
+const LITTLE: f64 = 0.2;
+
+/// That the host was measured, and the other load meanwhile.
+fn beside(others: Option<f64>) -> String {
+    match others.filter(|others| *others >= LITTLE) {
+        Some(others) => format!("measured while other programs used {others:.1} CPUs"),
+        None => "measured".to_owned(),
     }
 }
 

@@ -112,6 +112,6 @@ fn measured(probe: &Probe) -> Measured {
         needed: verdict.and_then(|verdict| verdict.needed),
         reach: probe.data.reaches,
         code_reach: probe.code.reaches,
-        translation: verdict.map(|verdict| (verdict.data.footprint, verdict.data.base, verdict.data.huge)),
+        others: probe.load.map(|load| load.others),
     }
 }

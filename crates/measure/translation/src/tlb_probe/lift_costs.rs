@@ -12,8 +12,8 @@ const BYTES: u64 = 16 << 20;
 const ROUNDS: usize = 7;
 
 /// Returns the costs of this machine. Calls and pauses, which matter for small lifts only, are not measured: for them the usual
-/// costs are returned. `None` if there are no transparent huge pages, no free ones, or larger ones than a round takes.
-pub(crate) fn lift_costs(mode: Option<ThpMode>) -> Option<Costs> {
+/// costs are returned. The range is the middle half of both times together. `None` if there are no transparent huge pages, no free ones, or larger ones than a round takes.
+pub(crate) fn lift_costs(mode: Option<ThpMode>) -> Option<(Costs, (u64, u64))> {
     if mode.is_none_or(|mode| mode == ThpMode::OffInProcess) {
         return None;
     }
@@ -26,13 +26,16 @@ pub(crate) fn lift_costs(mode: Option<ThpMode>) -> Option<Costs> {
     for _ in 0..ROUNDS {
         rounds.push(round(usize::try_from(bytes).ok()?, page).ok()?);
     }
-    let median = |time: fn(&(Duration, Duration)) -> Duration| {
-        let mut times: Vec<_> = rounds.iter().map(time).collect();
+    let sorted = |time: fn(&(Duration, Duration)) -> Duration| {
+        let of_mib = |time: Duration| time.as_nanos() as f64 * (1 << 20) as f64 / bytes as f64;
+        let mut times: Vec<u64> = rounds.iter().map(|round| (of_mib(time(round)).round() as u64).max(1)).collect();
         times.sort_unstable();
-        let of_mib = times[ROUNDS / 2].as_nanos() as f64 * (1 << 20) as f64 / bytes as f64;
-        (of_mib.round() as u64).max(1)
+        times
     };
-    Some(Costs { fill: median(|round| round.0), copy: median(|round| round.1), ..Costs::USUAL })
+    let median = |time| sorted(time)[ROUNDS / 2];
+    let costs = Costs { fill: median(|round| round.0), copy: median(|round| round.1), ..Costs::USUAL };
+    let both = sorted(|round| round.0 + round.1);
+    Some((costs, (both[ROUNDS / 4], both[ROUNDS - 1 - ROUNDS / 4])))
 }
 
 /// Returns the time to make huge pages present, and the time to copy as much onto them.
@@ -50,7 +53,8 @@ mod tests {
 
     #[test]
     fn costs_are_measured_where_there_are_huge_pages() {
-        let Some(costs) = lift_costs(Some(ThpMode::Madvise)) else { return };
+        let Some((costs, (low, high))) = lift_costs(Some(ThpMode::Madvise)) else { return };
+        assert!(0 < low && low <= high, "{low} to {high}");
         // From 1 TiB/s to 1 MiB/s.
         assert!([costs.fill, costs.copy].iter().all(|cost| (1_000..1_000_000_000).contains(cost)), "{costs:?}");
         assert_eq!((costs.call, costs.pause), (Costs::USUAL.call, Costs::USUAL.pause));

@@ -55,6 +55,9 @@ pub struct Probe {
     /// Costs of a lift; absent if there are no huge pages to measure them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lift_costs: Option<Costs>,
+    /// The middle half of the costs of making huge pages present and copying onto them, in ns for each MiB, over its rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lift_cost_range: Option<(u64, u64)>,
     /// The conclusion, for the huge pages that programs get most often.
     pub verdict: Option<ProbeVerdict>,
     /// Number of passes. The curves are from the middle pass.
@@ -97,7 +100,17 @@ pub(crate) fn measure_once(options: &Options) -> Probe {
     let virtual_machine = is_virtual_machine();
     let verdict = ProbeVerdict::of(&data, &code, virtual_machine, geometry.as_ref().and_then(entries));
     let base_page = base_page().bytes();
-    Probe { base_page, virtual_machine, data, code, lift_costs: None, verdict, passes: 1, load: None }
+    Probe {
+        base_page,
+        virtual_machine,
+        data,
+        code,
+        lift_costs: None,
+        lift_cost_range: None,
+        verdict,
+        passes: 1,
+        load: None,
+    }
 }
 
 /// Entries for base pages of data in the second level; `None` if it has none.
@@ -155,8 +168,7 @@ fn measure(memory: u64, bounds: Bounds, backings: &[Candidate], access: Access) 
         }
     }
     for ((backing, _), curve) in regions.iter().zip(curves) {
-        let levels = curve.levels();
-        measured.series.push(Series { backing: *backing, curve, levels });
+        measured.series.push(Series::new(*backing, curve));
     }
     measured
 }

@@ -28,7 +28,7 @@ pub use measure::{Options, Probe, is_virtual_machine};
 pub use measured::{MeasuredSizes, Unmeasured};
 pub use passes::probe;
 pub use region::NoMemory;
-pub use series::Series;
+pub use series::{LevelRanges, Series};
 pub use simulated::Simulated;
 pub use verdict::{Compared, ProbeVerdict};
 

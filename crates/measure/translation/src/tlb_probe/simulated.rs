@@ -101,7 +101,7 @@ mod tests {
             Point { slots, footprint, access: time, translation: time, quartiles: (time, time) }
         };
         let curve = Curve { points: slots.map(point).collect() };
-        Series { backing: Backing::Base, levels: curve.levels(), curve }
+        Series::new(Backing::Base, curve)
     }
 
     #[test]
@@ -135,7 +135,7 @@ mod tests {
         for text in RECORDED {
             let Recorded { base, huge } = serde_json::from_str(text).unwrap();
             let thp = Backing::Transparent(PageSize::new(2 << 20).unwrap());
-            let series = |backing, curve: Curve| Series { backing, levels: curve.levels(), curve };
+            let series = Series::new;
             let measured = MeasuredSizes {
                 series: vec![series(Backing::Base, base), series(thp, huge)],
                 ..MeasuredSizes::default()

@@ -48,6 +48,8 @@ pub struct Compared {
     pub huges: (f64, f64),
     /// The least and the most of the share that huge pages save, 0 to 1; absent if base pages cost nothing, and after one pass.
     pub shares: Option<(f64, f64)>,
+    /// Number of passes in these ranges.
+    pub passes: usize,
 }
 
 /// Shares that differ by more are no result.
@@ -56,7 +58,7 @@ const STABLE: f64 = 0.1;
 impl Compared {
     /// The times of one pass.
     pub fn new(footprint: u64, base: f64, huge: f64) -> Self {
-        Self { footprint, base, huge, bases: (base, base), huges: (huge, huge), shares: None }
+        Self { footprint, base, huge, bases: (base, base), huges: (huge, huge), shares: None, passes: 1 }
     }
 
     /// Adds the ranges of all passes that ended at the same footprint.
@@ -71,6 +73,7 @@ impl Compared {
             bases: range(|pass| pass.base),
             huges: range(|pass| pass.huge),
             shares: has_share.then(|| range(share)),
+            passes: same().count(),
             ..self
         }
     }
@@ -150,7 +153,7 @@ mod tests {
             quartiles: (time, time),
         };
         let curve = Curve { points: times.iter().map(point).collect() };
-        Series { backing, levels: curve.levels(), curve }
+        Series::new(backing, curve)
     }
 
     /// Base pages that walk at the end.

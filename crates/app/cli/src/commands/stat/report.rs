@@ -4,6 +4,7 @@ use crate::commands::lift_switcher::Left;
 use process_view::Activity;
 use process_view::coverage::Usage;
 use serde::Serialize;
+use translation::tlb_probe::Load;
 use translation::walk_counters::{Counts, SampledWalks, Walks};
 use translation::working_set::{PartVerdict, Reach, WorkingSet};
 
@@ -45,10 +46,20 @@ pub struct Walked {
 /// work and with each other.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Estimated {
-    /// The cost of a walk on base pages of this machine, in ns.
+    /// The cost of a walk on base pages of this machine, in ns: the most in several passes.
     pub nanoseconds: Walked,
-    /// Shares of the CPU time, between 0 and 1.
+    /// The least in several passes.
+    pub least_nanoseconds: Walked,
+    /// Shares of the CPU time, between 0 and 1; absent if the passes differ too much.
     pub share: Walked,
+    /// CPUs that other programs used during the measurement of the cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub load: Option<Load>,
+}
+
+/// True if passes that measured this least and this most agree well enough for a share.
+pub fn is_stable(least: f64, most: f64) -> bool {
+    most <= 1.25 * least
 }
 
 /// Pages marked by page walks, and the verdicts on them.
