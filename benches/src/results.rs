@@ -175,7 +175,14 @@ mod tests {
             let windows =
                 block.treated().map(|treated| Window { work: work(treated), cpu: 1.0, wall: 1.0, cycles: 0.0 });
             let measured = Measured { block, start: (number / 12) as u32, windows };
-            Event::Block(Box::new(TimedBlock { measured, at: None, counters: None, switches: None, latency: None }))
+            Event::Block(Box::new(TimedBlock {
+                measured,
+                at: None,
+                counters: None,
+                switches: None,
+                latency: None,
+                retried: None,
+            }))
         };
         Record { header, events: Blocks::new(2, 1).take(60).enumerate().map(block).collect() }
     }

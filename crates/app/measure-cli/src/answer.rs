@@ -3,7 +3,7 @@
 use bench::{Ended, Progress};
 use bench_report::decision::{advice, decision};
 use bench_report::switch_cost::{SwitchCost, cpu_cost, switch_cost};
-use bench_report::words::{self, interval, said};
+use bench_report::words::{self, count, interval, said};
 use bench_report::{latency, visible};
 use measure::record::{Design, Record};
 use measure::toggle::{Answer, ArmAnswer};
@@ -22,20 +22,21 @@ pub fn answer(record: &Record) -> String {
     let header = &record.header;
     let per = words::cost(record);
     let mut lines =
-        vec![format!("{}, {} blocks of four {}", header.program, record.blocks().len(), windows(header.design))];
+        vec![format!("{}, {} of four {}", header.program, count(record.blocks().len()), windows(header.design))];
     lines.extend(header.machine.warnings().into_iter().map(|warning| format!("note: {warning}")));
     for (number, (name, arm)) in header.arms.iter().zip(&answer.arms).enumerate() {
         let said = said(record, &answer, number);
         lines.push(match arm {
             ArmAnswer { ratio: Some(_), .. } => format!("{name}: {} {} per {per}; {said}", interval(arm), header.unit),
             ArmAnswer { blocks: 0, .. } => format!("{name}: {said}"),
-            ArmAnswer { blocks, .. } => format!("{name}: {blocks} blocks of {} per {per}: {said}", header.unit),
+            ArmAnswer { blocks, .. } => format!("{name}: {} of {} per {per}: {said}", count(*blocks), header.unit),
         });
     }
     lines.push(format!("plain against itself: {}", interval(&answer.control)));
     lines.extend(words::steady(record));
     lines.extend(words::cycles_per_instruction(record));
     lines.extend(words::unusable(record, &answer));
+    lines.extend(words::retries(record));
     lines.extend(switches(record, &answer));
     lines.extend(latency(record));
     lines.extend(words::translation(record));
@@ -59,9 +60,10 @@ fn windows(design: Design) -> &'static str {
 fn switches(record: &Record, answer: &Answer) -> Vec<String> {
     let line = |(number, name): (usize, &String)| {
         let SwitchCost { cpu, pause, switches, paid_back } = switch_cost(record, answer, number)?;
+        let plural = if switches == 1 { "" } else { "es" };
         let paid_back = paid_back.map_or_else(String::new, |time| format!("; paid back after {time:.1} s of CPU time"));
         Some(format!(
-            "a switch to {name}: {}, {:.1} ms at a standstill ({switches} switches){paid_back}",
+            "a switch to {name}: {}, {:.1} ms at a standstill ({switches} switch{plural}){paid_back}",
             cpu_cost(cpu),
             pause * 1e3
         ))

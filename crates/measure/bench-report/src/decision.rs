@@ -79,7 +79,9 @@ fn doubtful(record: &Record, answer: &Answer, arm: usize, doubt: Doubt) -> Advic
             let why = record.lifted_nothing(arm).unwrap_or_default();
             let claims = matches!(answer.finding(arm), Finding::Better | Finding::Worse);
             let by_start = if claims { ". The start by `pagelift run` makes the difference" } else { "" };
-            cannot_tell("Nothing was lifted", format!("{name}: {why}{by_start}"), None)
+            let next = instead(record, &why);
+            let of = if record.header.arms.len() > 1 { format!("{name}: ") } else { String::new() };
+            cannot_tell("Nothing was lifted", format!("{of}{why}{by_start}"), next)
         }
         Doubt::PlainIsHuge => {
             let share = record.plain_huge(arm).unwrap_or(1.0).clamp(0.0, 1.0) * 100.0;
@@ -87,13 +89,13 @@ fn doubtful(record: &Record, answer: &Answer, arm: usize, doubt: Doubt) -> Advic
                 "huge pages were compared with huge pages: {share:.0} % of what {name} has on huge pages is on huge pages \
                  in the plain program, too, since a lift leaves files in huge folios of the page cache"
             );
-            let next = (record.header.design == Design::Runs).then(|| again(&["--cold-plain".to_owned()]));
-            cannot_tell("Cannot tell", reason, next)
+            cannot_tell("Cannot tell", reason, Some(cold(record.header.design)))
         }
         Doubt::Disturbed => {
+            let idle = idle(record).map_or_else(String::new, |idle| format!(". Besides, {idle}"));
             let reason = format!(
                 "the experiment was disturbed: plain differs from itself by {}. By chance that happens in one of 20 \
-                 undisturbed experiments",
+                 undisturbed experiments{idle}",
                 interval(&answer.control)
             );
             cannot_tell("Cannot tell", reason, Some(again(&window(record))))
@@ -132,6 +134,29 @@ fn too_short(record: &Record, answer: &Answer, arm: usize, seconds: Option<f64>)
         None => {
             let options = [vec!["--for 20m".to_owned()], window(record)].concat();
             cannot_tell("Cannot tell yet", reason(String::new()), Some(again(&options)))
+        }
+    }
+}
+
+/// The next command if nothing was lifted, unless the reason has a fix: the program that does the work, or other memory.
+fn instead(record: &Record, why: &str) -> Option<String> {
+    let heap = || again(&["--heap=auto (whether its heap gains)".to_owned()]);
+    match (&record.header.worker, record.header.design) {
+        (Some(worker), _) => Some(again(&[format!("--only {}", foreign_text::quoted_text(worker))])),
+        (None, _) if why.contains("fix: ") => None,
+        (None, Design::Toggle) => other_memory(record),
+        (None, Design::Runs | Design::Servers) => Some(heap()),
+    }
+}
+
+/// The next command for a plain program that is not on huge pages.
+fn cold(design: Design) -> String {
+    match design {
+        Design::Runs => again(&["--cold-plain".to_owned()]),
+        Design::Servers => format!("pagelift cache drop FILE, then {}", again(&["--pages=thp".to_owned()])),
+        Design::Toggle => {
+            let thp = again(&["--pages=thp".to_owned()]);
+            format!("end the program, pagelift cache drop FILE, start it, then {thp}")
         }
     }
 }

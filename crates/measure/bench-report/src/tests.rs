@@ -1,12 +1,14 @@
 //! Pages of recorded and of hostile measurements.
 
+mod decisions;
+
 use super::*;
 use crate::switch_cost::{CpuCost, cpu_cost, switch_cost};
 use measure::latency::Latency;
 use measure::record::{
-    AddressMap, Attempt, Counters, Design, Ended, Event, Figure, Header, HexAddress, HugeBytes, Lift, LiftedRange,
-    Load, MapRange, MemoryUse, NotLifted, Observation, PageCosts, Switch, TimedBlock, Translation, WalkFigures,
-    Windows,
+    AddressMap, Attempt, CostRanges, Counters, Design, Ended, Event, Figure, Header, HexAddress, HugeBytes, Lift,
+    LiftedRange, Load, MapRange, MemoryUse, NotLifted, Observation, PageCosts, Switch, TimedBlock, Translation,
+    WalkFigures, Windows,
 };
 use measure::toggle::{Blocks, Measured, Per, Treatment, WINDOWS, Window};
 
@@ -40,6 +42,7 @@ fn record(arms: &[&str], blocks: usize, design: Design) -> Record {
             counters: Some([counters; WINDOWS]),
             switches: None,
             latency: (design == Design::Servers).then(|| block.treated().map(latency)),
+            retried: None,
         })));
         events.push(Event::Switch(Switch { arm: Some(0), pause: 0.001, cpu: 0.004, covered: Some(4 << 20) }));
     }
@@ -148,75 +151,6 @@ fn changed(mut record: Record, of: Treatment, factor: f64) -> Record {
     record
 }
 
-#[test]
-fn a_page_leads_with_the_decision() {
-    let of = |record: Record| {
-        let page = html(&[source("a", record)]);
-        let head = page.split_once("<h1").unwrap().1.split_once("</header>").unwrap().0;
-        head.replace("\u{2212}", "-")
-    };
-    let pays = || record(&["thp"], 60, Design::Toggle);
-    let keep = of(pays());
-    assert!(
-        keep.contains(">Keep it<")
-            && keep.contains("thp gains +")
-            && keep.contains("Next: pagelift attach --pages=thp PID"),
-        "{keep}"
-    );
-    let costs = of(changed(pays(), Treatment::Arm(0), 0.8));
-    assert!(costs.contains(">Leave it<") && costs.contains("thp costs -"), "{costs}");
-    let equal = of(changed(pays(), Treatment::Arm(0), 1.0 / 1.1));
-    assert!(equal.contains(">Leave it<") && equal.contains("thp gains less than 1 %, if anything"), "{equal}");
-    let disturbed = of(changed(pays(), Treatment::Control, 1.05));
-    assert!(
-        disturbed.contains(">Cannot tell<") && disturbed.contains("the experiment was disturbed: plain differs"),
-        "{disturbed}"
-    );
-    assert!(disturbed.contains("Next: the same command again"), "{disturbed}");
-}
-
-/// After a lift, plain runs of the program are on huge pages, too.
-#[test]
-fn huge_pages_compared_with_huge_pages_decide_nothing() {
-    let mut both = record(&["thp"], 60, Design::Runs);
-    let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
-    let Event::Observed(lifted) = seen(Some(0)) else { panic!("no observation") };
-    plain.map = lifted.map;
-    assert_eq!(both.plain_huge(0), Some(1.0));
-    let advice = decision::advice(&both);
-    assert!(advice.reason.starts_with("huge pages were compared with huge pages: 100 %"), "{advice:?}");
-    assert_eq!(advice.next.as_deref(), Some("the same command with --cold-plain"));
-    // The report of a lift has no heap.
-    let mut with_heap = both.clone();
-    with_heap.header.options = vec![vec!["--pages=thp".to_owned(), "--heap=auto".to_owned()]];
-    assert_eq!((with_heap.plain_huge(0), with_heap.lifted_nothing(0)), (None, None));
-    assert_eq!(decision::advice(&with_heap).headline, "Keep it");
-    // The driver g++ was observed instead of cc1plus.
-    let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
-    plain.process = "g++".to_owned();
-    assert_eq!(both.plain_huge(0), None);
-    assert_eq!(decision::advice(&both).headline, "Keep it");
-}
-
-/// At 4 % of a CPU a window of 400 ms holds 16 ms of work.
-#[test]
-fn little_work_in_a_window_calls_for_longer_windows() {
-    let mut idle = record(&["thp"], 60, Design::Toggle);
-    for event in &mut idle.events {
-        let Event::Block(block) = event else { continue };
-        let treated = block.measured.block.treated();
-        for (number, (window, treated)) in block.measured.windows.iter_mut().zip(treated).enumerate() {
-            window.cpu = 0.016;
-            let noise = 1.0 + 0.2 * ((block.at.unwrap_or(0.0) * 7.3 + number as f64 * 0.61).fract() - 0.5);
-            window.work = 1000.0 * noise * if treated { 1.0 } else { 1.001 };
-        }
-    }
-    let advice = decision::advice(&idle);
-    assert!(advice.headline.starts_with("Cannot tell yet: about "), "{advice:?}");
-    assert!(advice.reason.contains("the program used 4 % of a CPU, 16 ms in each window"), "{advice:?}");
-    assert!(advice.next.as_ref().is_some_and(|next| next.ends_with(" --window 2500")), "{advice:?}");
-}
-
 /// For those who hear a page or go by keys: a language, one first heading, headings in order, names of drawings and inputs.
 #[test]
 fn a_page_can_be_read_aloud() {
@@ -292,13 +226,30 @@ fn the_probe_of_the_machine_is_drawn_and_said() {
         points: (16..=28).map(|power| (1 << power, most * f64::from(power - 16) / 12.0)).collect(),
     };
     let sizes = vec![costs("4 KiB", 43.0), costs("2 MiB THP", 14.9)];
-    let probe = Translation { data: sizes.clone(), code: sizes, splintered: Some(true), not_measured: None };
+    let of =
+        |saved| CostRanges { pages: "2 MiB THP".to_owned(), passes: 3, base: (43.0, 44.0), huge: (14.9, 14.9), saved };
+    let probe = Translation {
+        data: sizes.clone(),
+        code: sizes.clone(),
+        splintered: Some(true),
+        data_ranges: Some(of(Some((0.65, 0.66)))),
+        code_ranges: Some(of(None)),
+        others: Some(1.8),
+        ..Translation::default()
+    };
     probed.header.probe = Some(Box::new(probe));
     let page = html(&[source("a", probed.clone())]);
-    let line = "256.0 MiB of data, visited at random: 43.0 ns of translation an access on 4 KiB pages, 14.9 on 2 MiB THP: 65 % less";
-    assert!(page.contains(line) && page.contains("the host backs huge pages by smaller ones"), "{page}");
+    let times = "visited at random: 43.0 to 44.0 ns of translation an access on 4 KiB pages, 14.9 on 2 MiB THP";
+    let line = format!("256.0 MiB of data, {times}: 65 to 66 % less");
+    assert!(page.contains(&line) && page.contains("the host backs huge pages by smaller ones"), "{page}");
+    assert!(page.contains(&format!("256.0 MiB of code, {times}; the passes differ too much for a share")), "{page}");
+    assert!(page.contains("meanwhile other programs used 1.8 CPUs"), "{page}");
     assert_eq!(page.matches("Translation of an access by footprint").count(), 4, "for wide and narrow windows");
     assert!(page.len() <= MOST_BYTES && markdown(&[source("a", probed.clone())]).contains("43.0 ns"));
+    // A record of before ranges were kept.
+    probed.header.probe = Some(Box::new(Translation { data: sizes, ..Translation::default() }));
+    let lines = words::translation(&probed);
+    assert!(lines[0].contains("43.0 ns of translation an access") && !lines[0].contains('%'), "{lines:?}");
     let why = Translation { not_measured: Some("768 MiB are needed".to_owned()), ..Translation::default() };
     probed.header.probe = Some(Box::new(why));
     let page = html(&[source("a", probed)]);

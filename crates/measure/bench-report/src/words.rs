@@ -1,7 +1,7 @@
 //! An answer in words, for the terminal and for pages.
 
 use address_space::format_bytes;
-use measure::record::{Compared, Design, Ended, Figure, MOST_BLOCKS, Record, WalkFigures, compared};
+use measure::record::{Compared, CostRanges, Design, Ended, Figure, MOST_BLOCKS, Record, WalkFigures, compared};
 use measure::statistics::{Estimate, GENERATIONS_FOR_T};
 use measure::toggle::{Answer, ArmAnswer, Finding, Measured, Per, Window};
 
@@ -17,8 +17,13 @@ pub fn interval(arm: &ArmAnswer) -> String {
         Some(Estimate { centre, low, high, .. }) => {
             format!("{} % [{}, {}]", percent(*centre), percent(*low), percent(*high))
         }
-        None => format!("{} blocks, too few for an interval", arm.blocks),
+        None => format!("{}, too few for an interval", count(arm.blocks)),
     }
+}
+
+/// `1 block`, `2 blocks`.
+pub fn count(blocks: usize) -> String {
+    format!("{blocks} block{}", if blocks == 1 { "" } else { "s" })
 }
 
 /// The divisor of work, in the singular.
@@ -137,6 +142,14 @@ pub fn unusable(record: &Record, answer: &Answer) -> Option<String> {
     })
 }
 
+/// The lifts that were made again, with the reason of the first failure; absent if there are none.
+pub fn retries(record: &Record) -> Option<String> {
+    let mut reasons = record.timed_blocks().filter_map(|block| block.retried.as_ref());
+    let first = reasons.next()?;
+    let blocks = count(1 + reasons.count());
+    Some(format!("in {blocks} a lift was made again, since the first try lifted nothing: {first}"))
+}
+
 /// A number without a unit, whole if it is large.
 fn number(value: f64) -> String {
     match value {
@@ -234,18 +247,17 @@ pub fn translation(record: &Record) -> Vec<String> {
     if let Some(why) = &probe.not_measured {
         return vec![format!("the cost of address translation was not measured: {why}")];
     }
-    let line = |what: &str, compared: &Compared<'_>| {
-        let Compared { footprint, base: (base_pages, base), huge: (huge_pages, huge) } = *compared;
-        let (base, huge) = (base.clamp(0.0, 1e6), huge.clamp(0.0, 1e6));
-        let share = if base > 0.0 { format!(": {:.0} % less", 100.0 * (1.0 - huge / base)) } else { String::new() };
-        format!(
-            "{} of {what}, visited at random: {base:.1} ns of translation an access on {base_pages} pages, {huge:.1} on \
-             {huge_pages}{share}",
-            format_bytes(footprint)
-        )
-    };
-    let mut lines: Vec<String> = compared(&probe.data).iter().map(|compared| line("data", compared)).collect();
-    lines.extend(compared(&probe.code).iter().map(|compared| line("code", compared)));
+    let mut lines = Vec::new();
+    for (what, sizes, ranges) in [("data", &probe.data, &probe.data_ranges), ("code", &probe.code, &probe.code_ranges)]
+    {
+        lines.extend(compared(sizes).iter().map(|compared| compared_costs(what, compared, ranges.as_ref())));
+    }
+    if let Some(others) = probe.others.filter(|others| *others >= 0.2 && !lines.is_empty()) {
+        lines.push(format!(
+            "meanwhile other programs used {:.1} CPUs, which lengthens translations and changes them",
+            others.clamp(0.0, 1e6)
+        ));
+    }
     if probe.splintered == Some(true) {
         lines.push("the host backs huge pages by smaller ones: expect more on bare metal".to_owned());
     }
@@ -253,6 +265,33 @@ pub fn translation(record: &Record) -> Vec<String> {
         lines.push("only base pages could be measured, no huge pages".to_owned());
     }
     lines
+}
+
+/// Two page sizes at one footprint: ranges over the passes, and the share that huge pages save if the passes agree.
+fn compared_costs(what: &str, compared: &Compared<'_>, ranges: Option<&CostRanges>) -> String {
+    let Compared { footprint, base: (base_pages, base), huge: (huge_pages, huge) } = *compared;
+    let ranges = ranges.filter(|ranges| ranges.pages == huge_pages);
+    let (base, huge) = ranges.map_or(((base, base), (huge, huge)), |ranges| (ranges.base, ranges.huge));
+    let share = match ranges {
+        Some(CostRanges { saved: Some((low, high)), .. }) => {
+            format!(": {} % less", between(100.0 * low.clamp(0.0, 1.0), 100.0 * high.clamp(0.0, 1.0), 0))
+        }
+        Some(CostRanges { passes: 2.., .. }) => "; the passes differ too much for a share".to_owned(),
+        _ => String::new(),
+    };
+    let time = |(low, high): (f64, f64)| between(low.clamp(0.0, 1e6), high.clamp(0.0, 1e6), 1);
+    format!(
+        "{} of {what}, visited at random: {} ns of translation an access on {base_pages} pages, {} on {huge_pages}{share}",
+        format_bytes(footprint),
+        time(base),
+        time(huge)
+    )
+}
+
+/// A range with so many digits; one number if both ends are the same.
+fn between(low: f64, high: f64, digits: usize) -> String {
+    let [low, high] = [low, high].map(|number| format!("{number:.digits$}"));
+    if low == high { low } else { format!("{low} to {high}") }
 }
 
 /// The end of the experiment; absent if its time was up.

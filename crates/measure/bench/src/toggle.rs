@@ -170,6 +170,7 @@ fn run_blocks(
         through: None,
         stops: Stops::default(),
         was_refused: false,
+        failure: None,
     };
     toggle.used()?;
     let ended = toggle.look_at_all().and_then(|()| toggle.all_blocks(ends));
@@ -232,6 +233,8 @@ struct Toggle<'s, 'l> {
     blocks: Blocks,
     /// A switch of this block was refused at first.
     was_refused: bool,
+    /// Why the first try of a lift since the last block failed, if a later one did not.
+    failure: Option<String>,
     /// The arm that the control of this block switches to and back.
     through: Option<usize>,
     /// Stops of the program by all switches, repeated ones included.
@@ -330,6 +333,7 @@ impl Toggle<'_, '_> {
             counters: counters_of_all(&windows.counters),
             switches: Some(windows.switches).filter(|switches| switches.iter().any(|switch| *switch != NOTHING)),
             latency: latencies_of_all(windows.latencies),
+            retried: self.failure.take(),
         };
         self.recorder.add(Event::Block(Box::new(block))).map_err(Stop::Record)
     }
@@ -401,10 +405,15 @@ impl Toggle<'_, '_> {
             if !done.has_failed_for_now() {
                 break;
             }
+            let why = done.lift.as_ref().and_then(Lift::nothing);
+            self.failure = self.failure.take().or(why);
             self.plain()?;
             self.wait(pause)?;
             pause *= 4;
             done = Done { is_retried: true, ..self.switch(Some(arm))? };
+        }
+        if done.covered == Some(0) {
+            self.failure = None;
         }
         Ok(done)
     }

@@ -173,6 +173,7 @@ impl Runs<'_, '_, '_> {
             counters,
             switches: None,
             latency: None,
+            retried: None,
         }))
     }
 

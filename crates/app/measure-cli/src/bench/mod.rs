@@ -86,20 +86,21 @@ fn kept(path: &Path) -> anyhow::Result<Record> {
 }
 
 /// Names the program that does the work of a driver, which the command itself does not show.
-fn suggest_only(args: &BenchArgs) {
-    let driver = args.command.first().filter(|_| args.only.is_empty() && args.against.is_empty());
-    if let Some(worker) = driver.and_then(|word| worker_of(word)) {
-        say!("pagelift: {worker} does the work of this command, and is not lifted; fix: --only {worker}");
-    }
+fn unlifted_worker(args: &BenchArgs) -> Option<String> {
+    let driver = args.command.first().filter(|_| args.only.is_empty() && args.against.is_empty())?;
+    let worker = worker_of(driver)?;
+    say!("pagelift: {worker} does the work of this command, and is not lifted; fix: --only {worker}");
+    Some(worker)
 }
 
 fn whole_runs(args: &BenchArgs) -> anyhow::Result<Record> {
-    suggest_only(args);
+    let worker = unlifted_worker(args);
     let plain = words_of(&args.command)?;
     let compared = Arms::of(args, &plain)?;
     let program = plain.join(" ");
     let (names, options) = (compared.names.clone(), compared.options());
-    let header = Header { options, ..header(args, Design::Runs, program, names, "runs".to_owned(), Per::Second) };
+    let header =
+        Header { options, worker, ..header(args, Design::Runs, program, names, "runs".to_owned(), Per::Second) };
     let own = session::parts::program()?;
     let mut command = |arm: Option<usize>, report: Option<&Path>| {
         let mut command = match arm {

@@ -302,6 +302,7 @@ impl Experiment<'_, '_> {
                 counters: Some(done.counters),
                 switches: None,
                 latency: latencies_of_all(done.latencies),
+                retried: None,
             };
             self.recorder.add(Event::Block(Box::new(block))).map_err(Broken::Record)?;
             let ended = self.conduct.after_block(&self.recorder, tell);

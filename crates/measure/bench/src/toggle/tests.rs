@@ -184,6 +184,8 @@ fn a_lift_that_finds_no_pages_once_is_made_again() {
     let answer = record.answer();
     assert!(answer.arms.iter().all(|arm| arm.blocks > 3), "{answer:?}");
     assert!(record.lifted_nothing(0).is_none() && record.lifted_nothing(1).is_none());
+    let retried: Vec<&str> = record.timed_blocks().filter_map(|block| block.retried.as_deref()).collect();
+    assert_eq!(retried, ["the pool is empty; fix: reserve pages"]);
 }
 
 #[test]

@@ -115,6 +115,9 @@ pub struct TimedBlock {
     /// Waiting times of each window's requests, if clients of Pagelift sent them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<[Latency; WINDOWS]>,
+    /// A lift of this block was made again: the reason why nothing was lifted at first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retried: Option<String>,
 }
 
 impl TimedBlock {

@@ -121,14 +121,18 @@ impl Lift {
         Some(self.unlifted.clone().or(failed).or_else(left).unwrap_or_else(|| "the options chose nothing".to_owned()))
     }
 
-    /// Bytes on huge pages of the mappings that the lift covered, in a map of the same program at other addresses.
-    pub(crate) fn huge_in(&self, map: &AddressMap) -> u64 {
+    /// Bytes on huge pages, and resident bytes, of the mappings that the lift covered, in a map of the same program at other
+    /// addresses.
+    pub(crate) fn huge_and_resident_in(&self, map: &AddressMap) -> (u64, u64) {
         let covered = |object: &str, kind: &str| {
             let mut ranges = self.ranges.iter().filter(|range| range.covered > 0 && range.object == object);
             ranges.any(|range| kind.split('+').any(|kind| range.kinds.iter().any(|lifted| lifted == kind)))
         };
         let of_lift = map.ranges.iter().filter(|range| covered(&range.object, &range.kind));
-        of_lift.flat_map(|range| &range.huge).fold(0, |sum, huge| sum.saturating_add(huge.bytes))
+        of_lift.fold((0, 0), |(huge, resident): (u64, u64), range| {
+            let of_range = range.huge.iter().fold(0, |sum: u64, huge| sum.saturating_add(huge.bytes));
+            (huge.saturating_add(of_range), resident.saturating_add(range.resident))
+        })
     }
 
     pub(crate) fn is_bounded(&self) -> bool {

@@ -15,7 +15,7 @@ pub use event::{Counters, Ended, Event, Figure, Observation, Switch, TimedBlock,
 pub use latency::{ArmLatency, Latencies};
 pub use lift::{Attempt, Lift, LiftedRange, NotLifted};
 pub use memory::{AddressMap, HexAddress, HugeBytes, LeftOut, MapRange, MemoryUse};
-pub use probe::{Compared, PageCosts, Translation, compared};
+pub use probe::{Compared, CostRanges, PageCosts, Translation, compared};
 
 use crate::machine::MachineFacts;
 use crate::toggle::{Answer, Measured, Per};
@@ -69,6 +69,9 @@ pub struct Header {
     /// The cost of address translation on the machine, if that was measured first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Box<Translation>>,
+    /// The program that does the work of the command, a known driver, and is not lifted: `cc1plus`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<String>,
     /// The words of the command line that made it, without passwords.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
@@ -98,6 +101,7 @@ impl Header {
             load: None,
             counters: false,
             probe: None,
+            worker: None,
             command: Vec::new(),
             pagelift: None,
             started: None,
@@ -284,8 +288,9 @@ impl Record {
         lift.nothing().or_else(|| only_advised.then(|| "memory was advised, and did not become huge".to_owned()))
     }
 
-    /// Returns the ratio of the plain program's huge bytes to an arm's, in the mappings that the lift covered: 0 to 1. `None` if
-    /// either was not observed, if they are different programs, or if the arm's heap is on huge pages, too.
+    /// Returns the ratio of the plain program's huge bytes to an arm's, in the mappings that the lift covered: 0 to 1. If less of
+    /// the plain program was resident yet, as in a short run that is observed early, the ratio is to its resident bytes. `None`
+    /// if either was not observed, if they are different programs, or if the arm's heap is on huge pages, too.
     pub fn plain_huge(&self, arm: usize) -> Option<f64> {
         if self.has_heap(arm) {
             return None;
@@ -293,8 +298,9 @@ impl Record {
         let seen = |arm: Option<usize>| self.observations().find(|seen| seen.arm == arm && seen.map.is_some());
         let (plain, lifted) = (seen(None)?, seen(Some(arm))?);
         let lift = lifted.lift.as_ref().filter(|_| plain.process == lifted.process)?;
-        let huge = |seen: &Observation| seen.map.as_ref().map_or(0, |map| lift.huge_in(map)) as f64;
-        let share = huge(plain) / huge(lifted);
+        let bytes = |seen: &Observation| seen.map.as_ref().map_or((0, 0), |map| lift.huge_and_resident_in(map));
+        let ((huge, resident), (of_arm, _)) = (bytes(plain), bytes(lifted));
+        let share = huge as f64 / of_arm.min(resident) as f64;
         share.is_finite().then(|| share.min(1.0))
     }
 

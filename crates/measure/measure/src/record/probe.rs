@@ -14,6 +14,15 @@ pub struct Translation {
     /// The hypervisor backs huge pages by smaller ones; absent if that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub splintered: Option<bool>,
+    /// The compared times of loads in all passes; absent in records of before they were kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_ranges: Option<CostRanges>,
+    /// The same for jumps in code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code_ranges: Option<CostRanges>,
+    /// CPUs that other programs used meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others: Option<f64>,
     /// Why nothing was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_measured: Option<String>,
@@ -26,6 +35,22 @@ pub struct PageCosts {
     pub pages: String,
     /// Footprints in bytes, rising, and ns of translation of one access.
     pub points: Vec<(u64, f64)>,
+}
+
+/// Two page sizes at one footprint, with the least and the most of several passes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CostRanges {
+    /// The huge pages, as in [`PageCosts`].
+    pub pages: String,
+    /// Number of passes.
+    pub passes: usize,
+    /// ns on base pages.
+    pub base: (f64, f64),
+    /// ns on the huge pages.
+    pub huge: (f64, f64),
+    /// The share of the time that huge pages save, 0 to 1; absent if the passes differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saved: Option<(f64, f64)>,
 }
 
 /// The most page sizes of one record.

@@ -38,6 +38,7 @@ fn block(block: Block) -> TimedBlock {
         counters: Some([Counters::default(); WINDOWS]),
         switches: None,
         latency: None,
+        retried: None,
     }
 }
 

@@ -1,0 +1,146 @@
+//! Decisions, their reasons and the next commands.
+
+use super::*;
+
+#[test]
+fn a_page_leads_with_the_decision() {
+    let of = |record: Record| {
+        let page = html(&[source("a", record)]);
+        let head = page.split_once("<h1").unwrap().1.split_once("</header>").unwrap().0;
+        head.replace("\u{2212}", "-")
+    };
+    let pays = || record(&["thp"], 60, Design::Toggle);
+    let keep = of(pays());
+    assert!(
+        keep.contains(">Keep it<")
+            && keep.contains("thp gains +")
+            && keep.contains("Next: pagelift attach --pages=thp PID"),
+        "{keep}"
+    );
+    let costs = of(changed(pays(), Treatment::Arm(0), 0.8));
+    assert!(costs.contains(">Leave it<") && costs.contains("thp costs -"), "{costs}");
+    let equal = of(changed(pays(), Treatment::Arm(0), 1.0 / 1.1));
+    assert!(equal.contains(">Leave it<") && equal.contains("thp gains less than 1 %, if anything"), "{equal}");
+    let disturbed = of(changed(pays(), Treatment::Control, 1.05));
+    assert!(
+        disturbed.contains(">Cannot tell<") && disturbed.contains("the experiment was disturbed: plain differs"),
+        "{disturbed}"
+    );
+    assert!(disturbed.contains("Next: the same command again"), "{disturbed}");
+}
+
+/// After a lift, plain runs of the program are on huge pages, too.
+#[test]
+fn huge_pages_compared_with_huge_pages_decide_nothing() {
+    let mut both = record(&["thp"], 60, Design::Runs);
+    let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
+    let Event::Observed(lifted) = seen(Some(0)) else { panic!("no observation") };
+    plain.map = lifted.map;
+    assert_eq!(both.plain_huge(0), Some(1.0));
+    let advice = decision::advice(&both);
+    assert!(advice.reason.starts_with("huge pages were compared with huge pages: 100 %"), "{advice:?}");
+    assert_eq!(advice.next.as_deref(), Some("the same command with --cold-plain"));
+    // The report of a lift has no heap.
+    let mut with_heap = both.clone();
+    with_heap.header.options = vec![vec!["--pages=thp".to_owned(), "--heap=auto".to_owned()]];
+    assert_eq!((with_heap.plain_huge(0), with_heap.lifted_nothing(0)), (None, None));
+    assert_eq!(decision::advice(&with_heap).headline, "Keep it");
+    // The driver g++ was observed instead of cc1plus.
+    let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
+    plain.process = "g++".to_owned();
+    assert_eq!(both.plain_huge(0), None);
+    assert_eq!(decision::advice(&both).headline, "Keep it");
+}
+
+/// A short plain run is often observed before much of it is resident: what is resident then is on huge pages.
+#[test]
+fn a_plain_run_that_was_seen_early_counts_by_its_resident_memory() {
+    let mut both = record(&["thp"], 60, Design::Runs);
+    let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
+    let text = &mut plain.map.as_mut().unwrap().ranges[0];
+    text.huge = vec![HugeBytes { kind: "file".to_owned(), page_size: Some(1 << 21), bytes: 2 << 20 }];
+    text.resident = 2 << 20;
+    assert_eq!(both.plain_huge(0), Some(1.0));
+    assert!(decision::advice(&both).reason.starts_with("huge pages were compared"));
+    let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
+    plain.map.as_mut().unwrap().ranges[0].resident = 5 << 20;
+    assert_eq!(both.plain_huge(0), Some(0.5), "2 of the 4 MiB that the lift covers");
+}
+
+#[test]
+fn each_design_has_a_way_to_a_plain_program_on_small_pages() {
+    for (design, next) in [
+        (Design::Runs, "the same command with --cold-plain"),
+        (Design::Servers, "pagelift cache drop FILE, then the same command with --pages=thp"),
+        (Design::Toggle, "end the program, pagelift cache drop FILE, start it, then the same command with --pages=thp"),
+    ] {
+        let mut both = record(&["thp"], 60, design);
+        let Event::Observed(lifted) = seen(Some(0)) else { panic!("no observation") };
+        let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
+        plain.map = lifted.map;
+        assert_eq!(decision::advice(&both).next.as_deref(), Some(next));
+    }
+}
+
+#[test]
+fn nothing_lifted_has_a_next_command() {
+    let of = |design, worker: Option<&str>, fix: Option<&str>| {
+        let mut nothing = record(&["thp"], 60, design);
+        nothing.header.worker = worker.map(str::to_owned);
+        for event in &mut nothing.events {
+            match event {
+                Event::Observed(seen) if seen.arm.is_some() => {
+                    let left = NotLifted {
+                        object: "g++".to_owned(),
+                        kinds: vec!["text".to_owned()],
+                        bytes: 1 << 20,
+                        reason: "holds no whole 2 MiB page (640.0 KiB)".to_owned(),
+                        fix: fix.map(str::to_owned),
+                    };
+                    seen.lift = Some(Lift { not_lifted: vec![left], ..Lift::default() });
+                }
+                Event::Block(block) => block.measured.windows.iter_mut().for_each(|window| window.work = 100.0),
+                _ => {}
+            }
+        }
+        let advice = decision::advice(&nothing);
+        assert_eq!(advice.headline, "Nothing was lifted");
+        advice.next
+    };
+    assert_eq!(of(Design::Runs, Some("cc1plus"), None).unwrap(), "the same command with --only cc1plus");
+    assert_eq!(of(Design::Runs, None, None).unwrap(), "the same command with --heap=auto (whether its heap gains)");
+    assert_eq!(of(Design::Runs, None, Some("link it statically")), None, "the reason has the fix");
+}
+
+#[test]
+fn lifts_that_were_made_again_are_counted_with_their_reason() {
+    let mut again = record(&["thp"], 20, Design::Toggle);
+    assert_eq!(words::retries(&again), None);
+    let reason = "thp: no free huge page; fix: echo 1 > /proc/sys/vm/compact_memory";
+    let blocks =
+        again.events.iter_mut().filter_map(|event| if let Event::Block(block) = event { Some(block) } else { None });
+    blocks.take(2).for_each(|block| block.retried = Some(reason.to_owned()));
+    let note = format!("in 2 blocks a lift was made again, since the first try lifted nothing: {reason}");
+    assert_eq!(words::retries(&again), Some(note.clone()));
+    assert!(markdown(&[source("a", again.clone())]).contains("in 2 blocks a lift was made again"));
+    assert!(html(&[source("a", again)]).contains("in 2 blocks a lift was made again"));
+}
+
+/// At 4 % of a CPU a window of 400 ms holds 16 ms of work.
+#[test]
+fn little_work_in_a_window_calls_for_longer_windows() {
+    let mut idle = record(&["thp"], 60, Design::Toggle);
+    for event in &mut idle.events {
+        let Event::Block(block) = event else { continue };
+        let treated = block.measured.block.treated();
+        for (number, (window, treated)) in block.measured.windows.iter_mut().zip(treated).enumerate() {
+            window.cpu = 0.016;
+            let noise = 1.0 + 0.2 * ((block.at.unwrap_or(0.0) * 7.3 + number as f64 * 0.61).fract() - 0.5);
+            window.work = 1000.0 * noise * if treated { 1.0 } else { 1.001 };
+        }
+    }
+    let advice = decision::advice(&idle);
+    assert!(advice.headline.starts_with("Cannot tell yet: about "), "{advice:?}");
+    assert!(advice.reason.contains("the program used 4 % of a CPU, 16 ms in each window"), "{advice:?}");
+    assert!(advice.next.as_ref().is_some_and(|next| next.ends_with(" --window 2500")), "{advice:?}");
+}
