@@ -23,14 +23,14 @@ fn compared_passes(probe: &Probe) -> usize {
     probe.verdict.as_ref().map_or(probe.passes, |verdict| verdict.data.passes)
 }
 
-/// CPUs of other programs, or of the host, below which the times are those of a quiet machine.
+/// Least load by other programs or the host, in CPUs, that changes the times.
 const LITTLE: f64 = 0.2;
 
 /// The number of passes, and the other load during them.
 fn passes(probe: &Probe) -> String {
     let plural = if probe.passes == 1 { "" } else { "es" };
     let huge = probe.verdict.as_ref().map(|verdict| verdict.data.passes).filter(|huge| *huge < probe.passes);
-    let huge = huge.map_or_else(String::new, |huge| format!(", {huge} of them with huge pages"));
+    let huge = huge.map_or_else(String::new, |huge| format!(", {huge} with huge pages"));
     let beside = probe.load.map_or_else(String::new, |load| {
         let advice = match is_loaded(&load) {
             true => ", which lengthens translations and changes them: measure again while little else runs",
@@ -290,9 +290,7 @@ mod tests {
         assert_eq!(of(3, 0.0), "Measured in 3 passes; meanwhile other programs used 0.0 CPUs.\n");
         let loaded = of(1, 1.7);
         assert!(
-            loaded.starts_with(
-                "Measured in 3 passes, 1 of them with huge pages; meanwhile other programs used 1.7 CPUs, "
-            )
+            loaded.starts_with("Measured in 3 passes, 1 with huge pages; meanwhile other programs used 1.7 CPUs, ")
         );
         assert!(loaded.ends_with("measure again while little else runs.\n"), "{loaded}");
     }

@@ -45,7 +45,7 @@ pub fn backing(facts: &Facts) -> Vec<CheckOutcome> {
     }
 }
 
-/// CPUs of other programs, below which the times are those of a quiet machine.
+/// Least load by other programs, in CPUs, that changes the times.
 const LITTLE: f64 = 0.2;
 
 /// That the host was measured, and the other load meanwhile.

@@ -52,7 +52,7 @@ fn huge_pages_compared_with_huge_pages_decide_nothing() {
     assert_eq!(decision::advice(&both).headline, "Keep it");
 }
 
-/// A short plain run is often observed before much of it is resident: what is resident then is on huge pages.
+/// A short plain run is often observed early: the resident part is on huge pages.
 #[test]
 fn a_plain_run_that_was_seen_early_counts_by_its_resident_memory() {
     let mut both = record(&["thp"], 60, Design::Runs);

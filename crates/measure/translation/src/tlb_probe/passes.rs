@@ -35,8 +35,7 @@ pub fn probe(options: &Options) -> Probe {
     probe
 }
 
-/// The pass in the middle of those that have measured huge pages, with the ranges of all. If none has, the pass in the middle
-/// of all.
+/// The middle pass with huge pages, with the ranges of all passes. If no pass has huge pages, the middle one of all.
 fn merged(mut passes: Vec<Probe>) -> Probe {
     let walks = |pass: &Probe| pass.verdict.as_ref().map_or(0.0, |verdict| verdict.data.base);
     passes.sort_by(|one, other| walks(one).total_cmp(&walks(other)));
