@@ -245,7 +245,7 @@ fn the_probe_of_the_machine_is_drawn_and_said() {
     assert!(page.contains(&format!("256.0 MiB of code, {times}; the passes differ too much for a share")), "{page}");
     assert!(page.contains("meanwhile other programs used 1.8 CPUs"), "{page}");
     assert_eq!(page.matches("Translation of an access by footprint").count(), 4, "for wide and narrow windows");
-    assert!(page.len() <= MOST_BYTES && markdown(&[source("a", probed.clone())]).contains("43.0 ns"));
+    assert!(page.len() <= MOST_BYTES && markdown(&[source("a", probed.clone())]).contains("43.0 to 44.0 ns"));
     // A record of before ranges were kept.
     probed.header.probe = Some(Box::new(Translation { data: sizes, ..Translation::default() }));
     let lines = words::translation(&probed);
