@@ -196,6 +196,14 @@ impl Inspection {
         Self::new(target, plan, None, None)
     }
 
+    /// Adds the amounts of memory of the process, if it can be read; ranges that are wholly on huge pages leave the plan.
+    pub fn with_memory_of(mut self, pid: i32) -> Self {
+        if let Ok(memory) = ProcessMemory::read(pid) {
+            self.take_memory(&memory);
+        }
+        self
+    }
+
     /// Returns the bytes that a lift would add to those on huge pages.
     pub fn adds(&self) -> u64 {
         self.plan.planned().saturating_sub(self.now.map_or(0, |now| now.planned_and_huge))
@@ -253,9 +261,7 @@ pub fn inspect_process(pid: i32, policy: &Policy, pools: Pools) -> Result<Inspec
     let shared = |lift: &&RangeLift| matches!(lift.attempts[0].source, Source::File | Source::Image);
     let ranges: Vec<_> = inspection.plan.lifts.iter().filter(shared).map(|lift| lift.range).collect();
     let home = home_of(pid, &machine, policy.numa);
-    if let Ok(memory) = ProcessMemory::read(pid) {
-        inspection.take_memory(&memory);
-    }
+    inspection = inspection.with_memory_of(pid);
     inspection.data_files = seen.data_files.reports;
     inspection.far_pages = far_pages(pid, &seen.process.space, home, &ranges);
     let not_understood = seen.not_understood.iter().filter(|file| file.executable);

@@ -29,6 +29,8 @@ pub struct Detached {
     pub stays: u64,
     /// Bytes of shared memory on huge pages, which stay there: other processes may use them.
     pub stays_shared: u64,
+    /// Bytes of mapped files on huge pages of the page cache, which stay there: they are pages of the files.
+    pub stays_file: u64,
     /// Time for which the program's threads were stopped.
     pub pause: Pause,
 }
@@ -44,12 +46,14 @@ pub fn detach(process: &Selected<'_>) -> Result<Option<Detached>, SessionError> 
 }
 
 impl Detached {
-    /// Adds the written and shared memory that is on huge pages; none if the process has ended.
+    /// Adds the memory that is on huge pages; none if the process has ended.
     fn with_huge_pages_of(self, pid: i32) -> Self {
         let usages = ProcessFiles::of(pid).smaps().unwrap_or_default();
         let written = || usages.iter().filter(|usage| usage.mapping.protection.write);
         let stays = written().map(|usage| usage.anonymous_huge).sum();
-        Self { stays, stays_shared: written().map(|usage| usage.shmem_huge).sum(), ..self }
+        let stays_shared = written().map(|usage| usage.shmem_huge).sum();
+        let stays_file = usages.iter().map(|usage| usage.file_huge).sum();
+        Self { stays, stays_shared, stays_file, ..self }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::text::in_place::{self, Told};
 use crate::text::{heap, pause::pause, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
+use foreign_text::printable;
 use health::Standing;
 use lift_plan::Plan;
 use linux::process_handle::ProcessHandle;
@@ -242,12 +243,10 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, state: &mut State) -> a
         let plan = plan_attach(pid, &policy, reader)?;
         memory.spend(plan.makes_resident());
         let heap = if args.heap == AttachHeapArg::Thp { plan_of_heap(pid) } else { String::new() };
-        stream_of_plan(args).print(&(heap + &table::plan(&process_name(pid), &plan, None)))?;
+        let planned = Inspection::of_plan(process_name(pid), plan).with_memory_of(pid);
+        stream_of_plan(args).print(&(heap + &plan_text(&planned)))?;
         if let Some(path) = &args.outcome.report {
-            let document = Inspection {
-                in_place: told.take().unwrap_or_default(),
-                ..Inspection::of_plan(process_name(pid), plan)
-            };
+            let document = Inspection { in_place: told.take().unwrap_or_default(), ..planned };
             document.write(path, args.pid.is_none()).with_context(|| format!("writing {}", path.display()))?;
         }
         return Ok(());
@@ -264,7 +263,7 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, state: &mut State) -> a
     if let Some(path) = &args.outcome.report {
         report.write(path, args.pid.is_none()).with_context(|| format!("writing {}", path.display()))?;
     }
-    if !args.outcome.quiet {
+    if is_told(&report, args.outcome.quiet) {
         let more = if report.lift.is_nothing() { on_request(pid) } else { String::new() };
         say!("{}; {}{more}", heap::outcome(&report), pause(paused));
     }
@@ -283,6 +282,23 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, state: &mut State) -> a
         bail!("not everything could be lifted, and --require was given");
     }
     Ok(())
+}
+
+/// True if a line about the lift is printed. With `--quiet` only a fault has one.
+fn is_told(report: &LiftReport, is_quiet: bool) -> bool {
+    !is_quiet || !report.lift.unexpected.is_empty()
+}
+
+/// The bytes that a lift would add to those on huge pages, and the ranges.
+fn plan_text(planned: &Inspection) -> String {
+    let huge = planned.now.map_or(0, |now| now.huge);
+    if huge == 0 {
+        return table::plan(&planned.target, &planned.plan, None);
+    }
+    let [adds, considered, huge] = [planned.adds(), planned.plan.considered, huge].map(format_bytes);
+    let target = printable(&planned.target);
+    let ranges = table::ranges(&planned.plan);
+    format!("{target}: {adds} of {considered} would be put on huge pages; {huge} is on huge pages already\n{ranges}")
 }
 
 /// The most that `--heap=thp` would put on huge pages, as a line of a plan.
@@ -341,16 +357,17 @@ fn refusal(pid: i32, error: &anyhow::Error) -> String {
 }
 
 fn text(detached: &Detached) -> String {
-    let Detached { restored, stays, stays_shared, .. } = *detached;
+    let Detached { restored, stays, stays_shared, stays_file, .. } = *detached;
     let stay = |bytes: u64, what: &str| match bytes {
         0 => String::new(),
         bytes => format!("; {} of {what}", format_bytes(bytes)),
     };
     let stays = stay(stays, "written memory stays on huge pages until the process ends")
-        + &stay(stays_shared, "shared memory stays on huge pages until it is freed");
+        + &stay(stays_shared, "shared memory stays on huge pages until it is freed")
+        + &stay(stays_file, "mapped files stays on huge pages of the page cache");
     match restored {
         0 if stays.is_empty() => "nothing is lifted".to_owned(),
-        0 => format!("no code or read-only data is lifted{stays}"),
+        0 => format!("no copies of code or read-only data to restore{stays}"),
         bytes => {
             format!("{} back on the pages of their files; {}{stays}", format_bytes(bytes), pause(detached.pause))
         }
@@ -363,4 +380,35 @@ fn by_program(name: Option<&str>) -> Chosen<'_> {
 
 fn targets(pid: Option<i32>, chosen: Chosen<'_>) -> anyhow::Result<Vec<i32>> {
     pid.map_or_else(|| Ok(chosen.processes()?), |pid| Ok(vec![pid]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::{Address, AddressRange, Protection};
+    use lift_execution::Difference;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_quiet_lift_has_the_line_of_its_fault() {
+        let mut report = LiftReport::new(7, "server".to_owned());
+        assert!(is_told(&report, false) && !is_told(&report, true));
+        let range = AddressRange::sized(Address(2 * MIB), 2 * MIB);
+        report.lift.unexpected.push(Difference { range, expected: Some(Protection::READ), found: None });
+        assert!(is_told(&report, true) && report.line().contains("FAULT"), "{}", report.line());
+    }
+
+    #[test]
+    fn a_detach_names_all_that_stays_on_huge_pages() {
+        let words = |stays, stays_shared, stays_file| {
+            text(&Detached { stays, stays_shared, stays_file, ..Detached::default() })
+        };
+        assert_eq!(words(0, 0, 0), "nothing is lifted");
+        assert_eq!(
+            words(2 * MIB, 0, 18 * MIB),
+            "no copies of code or read-only data to restore; 2.0 MiB of written memory stays on huge pages until the process \
+             ends; 18.0 MiB of mapped files stays on huge pages of the page cache"
+        );
+    }
 }
