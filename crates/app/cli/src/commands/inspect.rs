@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use confinement::Reads;
 use foreign_text::printable;
 use health::Standing;
-use lift_plan::Coverable;
+use lift_plan::{Coverable, Plan, Source};
 use linux::pages::transparent_huge_page;
 use options::{Kind, Policy};
 use process_view::coverage::{MemoryCoverage, MemoryKind, Usage};
@@ -165,7 +165,7 @@ fn text(inspection: &Inspection) -> String {
     }
     text += &table::far_pages(&inspection.far_pages);
     text += &match &inspection.bases {
-        Some(bases) => format!("\n{}", base_text(bases)),
+        Some(bases) => format!("\n{}", base_text(bases, is_of_file(&inspection.plan))),
         None => "\nIts base is fixed by the linker.\n".to_owned(),
     };
     if let Some(plan) = &inspection.heap {
@@ -237,7 +237,12 @@ fn data_files(files: &[DataFileReport]) -> String {
     format!("\nMapped files\n{}\n", table::trimmed(&table))
 }
 
-fn base_text(bases: &Bases) -> String {
+/// True if huge folios of the page cache serve a part of the plan.
+fn is_of_file(plan: &Plan) -> bool {
+    plan.lifts.iter().any(|lift| lift.attempts[0].source == Source::File)
+}
+
+fn base_text(bases: &Bases, is_of_file: bool) -> String {
     let Bases { page_size, now, aligned, best } = bases;
     let covered = |c: &Coverable| {
         format!(
@@ -254,5 +259,10 @@ fn base_text(bases: &Bases) -> String {
     }
     text += &format!("  a multiple of {page_size}: {}\n", covered(aligned));
     text += &format!("  best, {:#x} above a multiple of {page_size}: {}\n", best.offset, covered(&best.covered));
-    text + "`pagelift run` chooses the best base: most code first, then most read-only data, then most memory in all.\n"
+    const BEST: &str = "the best base: most code first, then most read-only data, then most memory in all.\n";
+    text += "`pagelift run` chooses ";
+    if is_of_file {
+        text += "a base at which addresses agree with the file, since that costs no memory; for copies (--pages thp) ";
+    }
+    text + BEST
 }
