@@ -89,13 +89,12 @@ impl Verdict {
         }
         let has_code = !program.lifts.is_empty() || program.postponed.is_some();
         let estimates = estimates(facts, program, has_code, heap);
-        let measure = has_code.then(|| measure_command(facts, program));
-        let head = match program.standing() {
-            // The heap is not part of the plan.
-            Some(standing) if program.planned > 0 => format!("{}: {}{before}", program.name, standing.in_words()),
-            _ => format!("{} can be lifted{before}", program.name),
+        let measure = match has_code {
+            true => Some(measure_command(facts, program)),
+            // A heap that was lifted stays so: only starts can be compared.
+            false => heap.then(|| format!("pagelift bench --heap=auto -- {}", words(program))),
         };
-        let summary = format!("{head} ({})", what(program));
+        let summary = format!("{} ({})", head(program, before), what(program));
         if !estimates.is_empty() && estimates.iter().all(|estimate| !estimate.is_worthwhile) {
             let summary = format!("{summary}. Leave it as it is: little gain is likely");
             return Self { summary, run: None, measure, estimates };
@@ -104,11 +103,19 @@ impl Verdict {
     }
 }
 
+/// The beginning of the advice to lift: the numbers of a process.
+fn head(program: &ProgramFacts, before: &str) -> String {
+    match program.standing() {
+        Some(standing) => format!("{}: {}{before}", program.name, standing.in_words()),
+        None => format!("{} can be lifted{before}", program.name),
+    }
+}
+
 /// The lift of shared memory that is the largest part of a program's memory.
 fn of_shared(facts: &Facts, program: &ProgramFacts, running: &RunningFacts, before: &str) -> Verdict {
-    let (name, bytes) = (&program.name, format_bytes(running.in_place.shared));
-    let summary =
-        format!("{name} can be lifted{before} ({bytes} of shared memory, in place, for all processes that share it)");
+    let bytes = format_bytes(running.in_place.shared);
+    let head = head(program, before);
+    let summary = format!("{head} ({bytes} of shared memory, in place, for all processes that share it)");
     let sudo = if facts.is_root { "" } else { "sudo " };
     let run = Some(format!("{sudo}pagelift attach --lift shared {}", lift_target(program, running)));
     let estimate = Estimate {
@@ -128,7 +135,11 @@ fn by_worker(program: &ProgramFacts) -> Option<Verdict> {
     let worker = program.worker.as_ref()?;
     let (name, words) = (&program.name, words(program));
     Some(Verdict {
-        summary: format!("{name} leaves the work to {worker}: lift that"),
+        summary: match name == worker {
+            // rustup's front end has the name of the compiler that it starts.
+            true => format!("this {name} starts the {name} of a toolchain, which does the work: lift that"),
+            false => format!("{name} leaves the work to {worker}: lift that"),
+        },
         run: Some(format!("pagelift run --only {} -- {words}", quoted(worker))),
         measure: Some(format!("pagelift bench --only {} -- {words}", quoted(worker))),
         estimates: Vec::new(),
@@ -137,8 +148,8 @@ fn by_worker(program: &ProgramFacts) -> Option<Verdict> {
 
 /// The lift of mapped data files that are the largest part of a program's memory.
 fn of_data_files(facts: &Facts, program: &ProgramFacts, running: &RunningFacts, before: &str) -> Verdict {
-    let (name, bytes) = (&program.name, format_bytes(running.data_files.liftable));
-    let summary = format!("{name} can be lifted{before} ({bytes} of mapped data files, from the page cache)");
+    let bytes = format_bytes(running.data_files.liftable);
+    let summary = format!("{} ({bytes} of mapped data files, from the page cache)", head(program, before));
     let sudo = if facts.is_root { "" } else { "sudo " };
     let run = Some(format!("{sudo}pagelift attach --lift files {}", running.pid));
     let estimate = Estimate {

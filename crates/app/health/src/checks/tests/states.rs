@@ -87,6 +87,28 @@ fn a_lift_that_gains_little_is_measured_at_most() {
     assert!(verdict.summary.ends_with("Leave it as it is: little gain is likely") && verdict.measure.is_some());
 }
 
+/// The verdict about each kind of memory begins with the numbers of `status`; a heap is measured by starts.
+#[test]
+fn advice_to_lift_any_memory_begins_with_the_numbers() {
+    let verdict = |change: fn(&mut RunningFacts)| {
+        let mut facts = facts_of(0, 0, 0);
+        let running = running_of(&mut facts);
+        running.code = (MIB, 0);
+        change(running);
+        examine(&facts).verdict
+    };
+    let heap = verdict(|running| running.anonymous = (100 * MIB, 0));
+    let shared = verdict(|running| (running.shared, running.in_place.shared) = ((100 * MIB, 0), 100 * MIB));
+    let files = verdict(|running| {
+        running.data_files = DataFileFacts { resident: 100 * MIB, liftable: 100 * MIB, ..DataFileFacts::default() };
+    });
+    for verdict in [&heap, &shared, &files] {
+        assert!(verdict.run.is_some(), "{verdict:?}");
+        assert!(verdict.summary.starts_with("server: 0 B of 130.0 MiB resident on huge pages; "), "{verdict:?}");
+    }
+    assert_eq!(heap.measure.as_deref(), Some("pagelift bench --heap=auto -- CMD"));
+}
+
 #[test]
 fn mapped_files_are_recommended_only_if_they_are_the_largest_part_and_can_be_lifted() {
     let lifts_files = |anonymous: u64, resident: u64, liftable: u64| {
@@ -122,6 +144,10 @@ fn a_driver_s_worker_is_lifted() {
     let verdict = examine(&facts).verdict;
     assert!(verdict.run.unwrap().starts_with("pagelift run --only cc1plus -- /usr/sbin/server "));
     assert!(verdict.measure.unwrap().starts_with("pagelift bench --only cc1plus -- /usr/sbin/server "));
+    // rustup's front end has the name of the compiler.
+    program_of(&mut facts).worker = Some("server".to_owned());
+    let summary = examine(&facts).verdict.summary;
+    assert!(summary.starts_with("this server starts the server of a toolchain"), "{summary}");
 }
 
 #[test]
