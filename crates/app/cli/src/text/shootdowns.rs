@@ -39,6 +39,12 @@ const CALL_HEADINGS: [&str; 5] = ["process", "", "calls/s", "in calls", "faults/
 /// Explanation of the columns.
 const LEGEND: &str =
     "in calls: time in munmap, madvise, mprotect and mremap; all times: of one CPU; of all: whole address spaces\n";
+/// The commands that follow from a cure.
+const NEXT: &str = "
+Next
+  start with the cure   pagelift run --calm -- CMD
+  measure it            pagelift bench --arms plain,calm -- CMD
+";
 /// Columns of a terminal that a name keeps at the least.
 const SHORTEST_NAME: usize = 6;
 
@@ -56,8 +62,27 @@ pub fn text(summary: &Summary, diagnoses: &[Diagnosis], width: Option<usize>) ->
             prose += &diagnosed(summary, process, diagnosis, &mut given);
         }
     }
+    prose += &sends_none(summary);
+    // A variable that is set already is no cure to come.
+    if diagnoses.iter().any(has_cure) {
+        prose += NEXT;
+    }
     prose += &notes(summary);
     head(summary, width) + &processes(summary, width) + &fitted(prose, width)
+}
+
+fn has_cure(diagnosis: &Diagnosis) -> bool {
+    let is_advised = diagnosis.severity.level != Level::Nothing;
+    is_advised && diagnosis.findings.iter().flat_map(|finding| &finding.cures).any(|cure| cure.value.is_some())
+}
+
+/// The verdict about the watched process if it only receives.
+fn sends_none(summary: &Summary) -> String {
+    let watched = summary.processes.iter().find(|process| summary.watched == Some(process.pid));
+    match watched.filter(|process| process.sent == 0.0 && process.received > 0.0) {
+        Some(process) => format!("\n{} {} sends none: do nothing\n", process.pid, process.name),
+        None => String::new(),
+    }
 }
 
 /// Prose in lines that fit; continuation lines are indented. Text to be typed stays on one line.

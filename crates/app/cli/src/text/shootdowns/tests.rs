@@ -155,11 +155,16 @@ fn a_line_says_whether_something_is_to_be_done() {
     let printed = text(&summary, std::slice::from_ref(&storm), None);
     let line = "  9,057/s, 31.0 % of one CPU in the calls and interrupts, 45,000 page faults/s: worth a cure\n";
     assert!(printed.contains(line) && printed.contains("    cure: KEEP=1\n"), "{printed}");
+    assert_eq!(printed.matches(NEXT).count(), 1, "{printed}");
+    let mut is_set = storm.clone();
+    is_set.findings[0].cures[0].value = None;
+    assert!(!text(&summary, &[is_set], None).contains("Next"));
     let severity = Severity { level: Level::Nothing, share: None, rate: 12.0, faults: None };
     let calm = Diagnosis { severity, ..storm };
     let printed = text(&summary, std::slice::from_ref(&calm), None);
     assert!(printed.contains("  12/s, their time is not measured: do nothing\n"), "{printed}");
     assert!(printed.contains("90 %: its own calls\n") && !printed.contains("cure"), "{printed}");
+    assert!(!printed.contains("Next"), "{printed}");
     let of_calls = Summary { evidence: Evidence::SystemCalls, ..summary };
     assert!(text(&of_calls, &[calm], None).contains("\n  12/s: do nothing\n"));
 }
@@ -222,6 +227,16 @@ fn a_process_that_is_watched_alone_is_named_where_nothing_of_it_was_seen() {
     assert!(printed.contains("Not available for process 17 alone"), "{printed}");
     summary.watched = None;
     assert!(!text(&summary, &[], None).contains("Not available"));
+}
+
+#[test]
+fn a_watched_process_that_only_receives_has_a_verdict() {
+    let mut summary = summary(Evidence::TlbTracepoint);
+    (summary.watched, summary.processes[1].sent, summary.processes[1].received) = (Some(1), 0.0, 5.0);
+    let printed = text(&summary, &[], None);
+    assert!(printed.contains("\n1 init sends none: do nothing\n"), "{printed}");
+    summary.watched = None;
+    assert!(!text(&summary, &[], None).contains("do nothing"));
 }
 
 #[test]
