@@ -213,7 +213,7 @@ fn engineer(t: &Context) -> Result<()> {
     let advice = advice(t, "g++ -c 0.cc")?;
     let lifted = typed(t, command_of(&advice["run"])?)?.stderr;
     ensure!(lifted.contains("cc1plus["), "{lifted}");
-    typed(t, "pagelift run -q --only cc1plus,rustc --report lift.jsonl -- make -j2")?;
+    typed(t, "pagelift run -q --only cc1plus,rustc --report lift.jsonl -- make -B -j2")?;
     ensure!(reports(&t.folder().join("lift.jsonl"))?.len() >= SOURCES, "not a report for each compiler");
     let build = typed(t, "pagelift run --only cc1plus --report again.jsonl -- make -B")?.stderr;
     let reports = reports(&t.folder().join("again.jsonl"))?;
