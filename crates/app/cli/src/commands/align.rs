@@ -238,7 +238,13 @@ impl Target<'_> {
         }
         let change = Change { attributes, only_if: Some(self.identity), ..change };
         match replace(self.path, &change) {
-            Err(ReplaceError::Metadata { what, .. }) if args.force && what.contains("user.pagelift") => {
+            Err(ReplaceError::Metadata { what, error }) if what.contains("user.pagelift") => {
+                if !args.force {
+                    bail!(
+                        "found that the file system cannot keep the former values ({error}), needed them for --undo; fix: \
+                         --force"
+                    );
+                }
                 replace(self.path, &Change { attributes: Vec::new(), ..change })?;
                 say!("pagelift: the former values could not be kept; to undo, build the file again");
             }

@@ -44,7 +44,7 @@ pub enum ReplaceError {
         "found no lease on the file ({0}), needed one to be sure that no process writes to it; fix: a file system with \
          leases"
     )]
-    NoLease(#[source] io::Error),
+    NoLease(io::Error),
     /// A copy would fill its holes.
     #[error(
         "found a sparse file, more than an eighth of which is holes, needed one of data: a copy would fill them; fix: \
@@ -63,13 +63,12 @@ pub enum ReplaceError {
     #[error("found a file system without O_TMPFILE, needed one with it, so that a killed run leaves no file")]
     NoNamelessFiles,
     /// A part of the metadata could not be given to the copy.
-    #[error("found that the copy cannot have the same {what} ({source}), needed all; fix: run it as root")]
+    #[error("found that the copy cannot have the same {what} ({error}), needed all; fix: run it as root")]
     Metadata {
         /// Which part.
         what: String,
         /// The kernel's answer.
-        #[source]
-        source: io::Error,
+        error: io::Error,
     },
     /// The copy, read back, differs.
     #[error("found that the copy differs in its {0} after it was written, needed the same; the copy was dropped")]
@@ -77,8 +76,8 @@ pub enum ReplaceError {
     /// The file was changed or replaced while it was copied.
     #[error("found that the file was changed or replaced during the copy, needed an unchanged file; fix: run it again")]
     Changed,
-    /// The kernel refused something.
-    #[error("{what}: {source}")]
+    /// The kernel refused something; its answer is the source.
+    #[error("{what}")]
     Io {
         /// The operation that failed.
         what: &'static str,

@@ -80,7 +80,7 @@ impl FileMetadata {
     pub fn give_to(&self, file: &File) -> Result<(), ReplaceError> {
         let failed = |what: &str| {
             let what = what.to_owned();
-            move |source: io::Error| ReplaceError::Metadata { what, source }
+            move |error: io::Error| ReplaceError::Metadata { what, error }
         };
         let now = Self::read(file)?;
         if now.owner != self.owner {

@@ -134,11 +134,11 @@ pub fn write_copy(source: &File, path: &Path, change: &Change) -> Result<(), Rep
         // Without the user's own the copy is the same program. Others are rights and labels.
         let is_needed = !name.to_bytes().starts_with(b"user.");
         if let Some(value) = value
-            && let Err(source) = linux::attributes::set(&file, name, value)
+            && let Err(error) = linux::attributes::set(&file, name, value)
             && is_needed
         {
             let what = format!("extended attribute {}", name.to_string_lossy());
-            return Err(ReplaceError::Metadata { what, source });
+            return Err(ReplaceError::Metadata { what, error });
         }
     }
     let mode = Mode::from_bits_truncate(found.mode() & 0o777);
@@ -155,8 +155,8 @@ pub fn write_copy(source: &File, path: &Path, change: &Change) -> Result<(), Rep
 fn drop_inherited_list(file: &File) -> Result<(), ReplaceError> {
     let missing = [Errno::ENODATA, Errno::EOPNOTSUPP].map(|error| Some(error as i32));
     match linux::attributes::remove(file, c"system.posix_acl_access") {
-        Err(source) if !missing.contains(&source.raw_os_error()) => {
-            Err(ReplaceError::Metadata { what: "permissions without the list of its folder".to_owned(), source })
+        Err(error) if !missing.contains(&error.raw_os_error()) => {
+            Err(ReplaceError::Metadata { what: "permissions without the list of its folder".to_owned(), error })
         }
         _ => Ok(()),
     }
