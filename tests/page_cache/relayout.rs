@@ -17,6 +17,7 @@ pub fn tests() -> Vec<Test> {
         test_case("relayout/a_new_program_in_the_old_file_is_moved_too", needs(), rewritten),
         test_case("relayout/check_changes_nothing_and_names_what_stays", needs(), checked),
         test_case("relayout/another_file_gets_the_same_bytes_each_time", needs(), elsewhere),
+        test_case("relayout/another_file_is_a_copy_if_the_segments_agree_already", needs(), elsewhere_as_it_is),
         test_case("relayout/all_files_of_a_folder_are_moved_and_listed", needs(), folder),
         test_case("relayout/what_reads_itself_or_has_privileges_is_refused", needs(), refused),
     ]
@@ -139,6 +140,32 @@ fn elsewhere(t: &Context) -> Result<()> {
     ensure!(one.metadata()?.mode() & 0o777 == program.metadata()?.mode() & 0o777);
     relayout(t, &[], &program)?;
     ensure!(fs::read(&one)? == fs::read(&program)?, "-o gives other bytes");
+    Ok(())
+}
+
+/// A build gets its output in each case. Holes stay holes.
+fn elsewhere_as_it_is(t: &Context) -> Result<()> {
+    let program = disagreeing(t, OTHER_ADDRESS)?;
+    let before = fs::read(&program)?;
+    relayout(t, &[], &program)?;
+    let out = t.folder().join("out");
+    let copied = || -> Result<()> {
+        let said = relayout(t, &["-o", &out.to_string_lossy()], &program)?;
+        ensure!(said.contains("already") && said.contains(&format!("{}: a copy of", out.display())), "{said}");
+        ensure!(fs::read(&out)? == fs::read(&program)?, "other bytes");
+        ensure!(out.metadata()?.mode() & 0o777 == program.metadata()?.mode() & 0o777);
+        Ok(())
+    };
+    fs::OpenOptions::new().write(true).open(&program)?.set_len(8 * before.len() as u64)?;
+    copied()?;
+    ensure!(out.metadata()?.blocks() * 512 < 2 * before.len() as u64, "its holes were filled");
+    fs::OpenOptions::new().write(true).open(&program)?.set_len(0)?;
+    fs::write(&program, &before)?;
+    relayout(t, &[], &program)?;
+    copied()?;
+    crate::started(t, &out)?.finish()?.success()?;
+    align(t, &["--undo"], &out)?.success()?;
+    ensure!(fs::read(&out)? == before, "the copy has no record of the former layout");
     Ok(())
 }
 

@@ -234,4 +234,10 @@ fn holes_are_not_filled() {
     assert!(matches!(replace(&sample.path, &Change::default()), Err(ReplaceError::Sparse)));
     let after = fs::metadata(&sample.path).unwrap();
     assert!((before.ino(), before.blocks()) == (after.ino(), after.blocks()) && sample.is_alone());
+    // A copy elsewhere has the same holes.
+    let copy = sample.folder.path().join("copy");
+    write_copy(&File::open(&sample.path).unwrap(), &copy, &Change::default()).unwrap();
+    assert!(fs::read(&copy).unwrap() == fs::read(&sample.path).unwrap());
+    let blocks = fs::metadata(&copy).unwrap().blocks() * 512;
+    assert!(blocks < 2 * length, "{blocks} bytes on the disk");
 }

@@ -1,6 +1,7 @@
 //! The bytes of a copy.
 
 use crate::replacement::error::ReplaceError;
+use linux::file_holes::{next_data, next_hole};
 use std::fs::File;
 use std::io::{self, Error, ErrorKind};
 use std::ops::Range;
@@ -9,6 +10,9 @@ use std::os::unix::fs::FileExt;
 /// Most bytes of one write; a write ends at a multiple. After writes of 2 MiB and more all pages are in folios of 2 MiB (ext4,
 /// Linux 6.18), after writes of 1 MiB and less none.
 const PIECE: usize = 8 << 20;
+
+/// Most parts of a file with holes.
+const MOST_PARTS: usize = 4096;
 
 /// Some bytes that the copy has in the place of others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +47,20 @@ impl Order {
     /// The order of a file of this length, as it is.
     pub(crate) fn same(length: u64) -> Self {
         Self { length, parts: vec![Moved { from: 0, to: 0, length }] }
+    }
+
+    /// The order of a file of this length, as it is, with its holes. Those after [`MOST_PARTS`] parts are filled.
+    pub(crate) fn with_holes(file: &File, length: u64) -> io::Result<Self> {
+        let (mut parts, mut at) = (Vec::new(), 0);
+        while let Some(from) = next_data(file, at)?.filter(|from| *from < length) {
+            let end = match parts.len() {
+                MOST_PARTS.. => length,
+                _ => next_hole(file, from)?.unwrap_or(length).min(length),
+            };
+            parts.push(Moved { from, to: from, length: end - from });
+            at = end;
+        }
+        Ok(Self { length, parts })
     }
 
     /// Bytes of the copy that are written.

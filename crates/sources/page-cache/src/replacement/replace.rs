@@ -111,7 +111,8 @@ pub fn replace(path: &Path, change: &Change) -> Result<Replaced, ReplaceError> {
 
 /// Writes a copy of a file with this change to another path, and replaces a regular file that is there. The copy has
 /// the permissions of the file without set-user-ID and set-group-ID, and of extended attributes only those in the
-/// change; those whose names begin with `user.` only if the file system has room for them.
+/// change; those whose names begin with `user.` only if the file system has room for them. Without another order and
+/// patches the copy has the holes of the file.
 ///
 /// # Errors
 /// [`ReplaceError`]; what was at the path is untouched.
@@ -122,7 +123,14 @@ pub fn write_copy(source: &File, path: &Path, change: &Change) -> Result<(), Rep
     if place.still_holds(source) {
         return Err(ReplaceError::SameFile);
     }
-    let order = change.order.clone().unwrap_or_else(|| Order::same(identity.size));
+    let order = match &change.order {
+        Some(order) => order.clone(),
+        None if change.patches.is_empty() => {
+            Order::with_holes(source, identity.size).map_err(ReplaceError::io("looking for holes"))?
+        }
+        // A patch may be in a hole.
+        None => Order::same(identity.size),
+    };
     check_holes(source, &order)?;
     place.check_room(order.written().saturating_add(ROOM_LEFT))?;
     let file = place.nameless()?;

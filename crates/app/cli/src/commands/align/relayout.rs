@@ -4,7 +4,7 @@ use super::obstacles::privilege;
 use super::{Attributes, RECORD, Target, flags, former_values};
 use crate::output::Output;
 use address_space::{PageSize, format_bytes};
-use anyhow::bail;
+use anyhow::{Context, bail};
 use foreign_text::quoted_path;
 use linux::pages::base_page;
 use object::{ReadCache, ReadRef};
@@ -13,6 +13,7 @@ use page_cache::alignment::{Field, Former, Piece, Relayout, RelayoutError, Segme
 use page_cache::replacement::{Change, Moved, Order, Patch, write_copy};
 use process_view::printable;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// Size of the blocks in which `st_blocks` counts, in bytes (stat(2)).
 const BLOCK: u64 = 512;
@@ -24,6 +25,12 @@ pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyh
         Ok(relayout) => relayout,
         Err(error @ RelayoutError::Done(_)) => {
             writeln!(out, "{name}: {error}")?;
+            let Some(path) = &args.output else { return Ok(()) };
+            // A file in the other layout keeps its record.
+            let kept = linux::attributes::of_file(target.file, RECORD).ok();
+            let attributes = kept.map(|record| (RECORD.to_owned(), Some(record))).into_iter().collect();
+            write_out(target, path, Change { attributes, ..Change::default() })?;
+            writeln!(out, "{}: a copy of {name}", shown(path))?;
             return Ok(());
         }
         Err(error) => {
@@ -46,16 +53,24 @@ pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyh
         return Ok(());
     }
     if let Some(path) = &args.output {
-        let change = Change { only_if: Some(target.identity), ..copied(&relayout) };
-        write_copy(target.file, path, &change)?;
-        let shown = printable(&path.display().to_string());
-        writeln!(out, "{shown}: {name} with another layout: {}", brings(&relayout, huge))?;
+        write_out(target, path, copied(&relayout))?;
+        writeln!(out, "{}: {name} with another layout: {}", shown(path), brings(&relayout, huge))?;
         return Ok(());
     }
     replace_file(target, &relayout)?;
     let undo = quoted_path(target.path);
     writeln!(out, "{name}: laid out anew: {}; undo: pagelift align --undo {undo}", brings(&relayout, huge))?;
     Ok(())
+}
+
+/// Writes a copy with a change to another path.
+fn write_out(target: &Target, path: &Path, change: Change) -> anyhow::Result<()> {
+    let change = Change { only_if: Some(target.identity), ..change };
+    write_copy(target.file, path, &change).with_context(|| shown(path))
+}
+
+fn shown(path: &Path) -> String {
+    printable(&path.display().to_string())
 }
 
 /// Replaces a file by one with the new layout.
