@@ -179,7 +179,7 @@ fn unanswered(t: &Context) -> Result<()> {
 }
 
 /// Sets an extended attribute, of which the value is given in hexadecimal digits.
-fn set_attribute(t: &Context, path: &Path, name: &str, value: &str) -> Result<bool> {
+pub fn set_attribute(t: &Context, path: &Path, name: &str, value: &str) -> Result<bool> {
     let mut python = Command::new("python3");
     python.args(["-c", "import os, sys; os.setxattr(sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3]))"]);
     python.arg(path).args([name, value]);

@@ -7,6 +7,7 @@ mod keeping;
 mod layouts;
 mod relayout;
 mod tools;
+mod untouched;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     tests.extend(align::tests());
     tests.extend(relayout::tests());
     tests.extend(tools::tests());
+    tests.extend(untouched::tests());
     tests.extend(hostile::tests());
     main_of(tests)
 }
