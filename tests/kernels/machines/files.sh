@@ -169,6 +169,21 @@ laid_out() {
     rm $file
 }
 
+# protected NAME: a program that fs-verity protects keeps its layout. A kernel or file system may have no fs-verity.
+protected() {
+    feature "file on $1: fs-verity"
+    file=$files/protected_executable
+    cp $files/pie_by_default $file
+    sync
+    if metadata_of_a_file protect $file >/tmp/said 2>&1; then
+        says "$1: align --relayout of a protected file" "protected by fs-verity" pagelift align --relayout $file
+        cmp -s $file $files/pie_by_default || failed "$1: the protected file differs"
+    else
+        way "none: $(cat /tmp/said)"
+    fi
+    rm $file
+}
+
 # can NAME: all features, on the file system that was mounted under this name.
 can() {
     fixed=$files/fixed_address_executable
@@ -239,6 +254,7 @@ case $release in
         mounted xfs xfs /dev/vda && can xfs && replaced xfs && laid_out xfs
         mounted erofs erofs /dev/vdb && can erofs
         mounted btrfs btrfs /dev/vdc && cannot btrfs "found the file system btrfs, which has no large folios on Linux 6.12"
+        protected btrfs
         ;;
     *)
         mounted xfs xfs /dev/vda && can xfs && replaced xfs && laid_out xfs
@@ -247,5 +263,6 @@ case $release in
         mkdir -p /opt/ext4/upper /opt/ext4/work
         mounted overlay overlay "none -o lowerdir=/opt/xfs,upperdir=/opt/ext4/upper,workdir=/opt/ext4/work" && can overlay
         mounted btrfs btrfs /dev/vdc && cannot btrfs "found the file system btrfs, which has no large folios on Linux 7"
+        protected btrfs
         ;;
 esac

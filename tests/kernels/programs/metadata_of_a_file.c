@@ -1,11 +1,13 @@
 // `give FILE` sets the file's owner, mode, times, access control list, capabilities, extended attributes and flags;
 // `show FILE` prints all of these and a sum of its bytes; `hold FILE` keeps a page of each 64 KiB in use by a pipe
-// until the program is killed, so that the kernel can neither collapse nor evict the file.
+// until the program is killed, so that the kernel can neither collapse nor evict the file; `protect FILE` enables
+// fs-verity, after which nobody can write the file.
 //
 // build: gcc -O1 -o $OUT $SRC
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <linux/fsverity.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,14 +109,20 @@ static void hold(const char *path) {
         pause();
 }
 
+static void protect(const char *path) {
+    struct fsverity_enable_arg how = {.version = 1, .hash_algorithm = FS_VERITY_HASH_ALG_SHA256, .block_size = 4096};
+    int file = open(path, O_RDONLY);
+    check(file < 0 || ioctl(file, FS_IOC_ENABLE_VERITY, &how), path);
+}
+
 int main(int count, char **words) {
-    void (*acts[])(const char *) = {give, show, hold};
-    const char *names[] = {"give", "show", "hold"};
-    for (int i = 0; count == 3 && i < 3; i++)
+    void (*acts[])(const char *) = {give, show, hold, protect};
+    const char *names[] = {"give", "show", "hold", "protect"};
+    for (int i = 0; count == 3 && i < 4; i++)
         if (strcmp(words[1], names[i]) == 0) {
             acts[i](words[2]);
             return 0;
         }
-    fprintf(stderr, "usage: metadata_of_a_file give|show|hold FILE\n");
+    fprintf(stderr, "usage: metadata_of_a_file give|show|hold|protect FILE\n");
     return 2;
 }
