@@ -8,7 +8,8 @@ use core::time::Duration;
 
 /// Bytes of blocks between two checks of free memory; at least one block.
 const AT_ONCE: u64 = 32 << 20;
-/// Blocks without a free huge page, one after the other, after which a segment is left: each may take the kernel long.
+/// Blocks without a free huge page, one after the other, after which a pass over a segment ends: each may take the
+/// kernel long.
 const MOST_FRAGMENTED: u32 = 8;
 /// Slow blocks after which all is left.
 const MOST_SLOW: u32 = 3;
@@ -53,6 +54,10 @@ pub trait Kernel {
     /// # Errors
     /// The kernel's.
     fn collapse(&mut self, pid: i32, addresses: AddressRange) -> Result<(), Refusal>;
+    /// Compacts the machine's memory, so that free pages form huge ones. True if that was done.
+    fn compact(&mut self) -> bool {
+        false
+    }
     /// Time since the beginning.
     fn elapsed(&mut self) -> Duration;
     /// Lets time pass.
@@ -94,7 +99,10 @@ pub struct Budget {
     pub all: Duration,
     /// Time that a block may take; a few slower ones end the lift.
     pub block: Duration,
-    /// Number of tries of a block that is in use, or for which no huge page is free.
+    /// Time that blocks without a free huge page may take, all together, and with compaction.
+    pub without_page: Duration,
+    /// Number of tries of a block that is in use, or for which no huge page is free. Also the number of passes over a
+    /// segment that may end for lack of huge pages and lift nothing.
     pub tries: u32,
     /// Fill blocks however many holes they have.
     pub fill: bool,
@@ -137,7 +145,7 @@ pub fn lift(
         worst: Duration::ZERO,
         slow: 0,
         added: 0,
-        fragmented: 0,
+        without_page: Duration::ZERO,
         checked: (0, 0),
         remaining: 0,
         stopped: None,
@@ -158,14 +166,35 @@ struct Lifter<'a, K> {
     slow: u32,
     /// Bytes that were added, in all segments.
     added: u64,
-    /// Blocks without a free huge page, one after the other.
-    fragmented: u32,
+    /// Time that was spent on blocks without a free huge page.
+    without_page: Duration,
     /// The process whose memory was checked last, and the number of blocks for which it suffices.
     checked: (i32, u64),
     /// Number of blocks of this try that are not done.
     remaining: u64,
     /// Why nothing more is done at all.
     stopped: Option<Reason>,
+}
+
+/// A planned block that is not done.
+#[derive(Clone, Copy)]
+struct Waiting {
+    work: Work,
+    /// Number of tries so far.
+    tries: u32,
+}
+
+/// The blocks of a segment that one pass leaves.
+#[derive(Default)]
+struct Pass {
+    /// Blocks to be tried later: those that were not tried, then those that failed.
+    left: Vec<Waiting>,
+    /// Number of blocks that were lifted.
+    lifted: u64,
+    /// The pass ended early for lack of huge pages.
+    is_cut: bool,
+    /// Nothing more is done in the segment.
+    ends: Option<Reason>,
 }
 
 /// The result of one block.
@@ -210,37 +239,90 @@ impl<K: Kernel> Lifter<'_, K> {
     }
 
     fn blocks(&mut self, index: usize, segment: &Segment, work: &[Work], lifted: &mut Lifted) {
-        let mut waiting = work.to_vec();
-        let (mut gone, mut pause) = (vec![false; segment.views.len()], FIRST_PAUSE);
-        (self.fragmented, self.checked) = (0, (0, 0));
-        for tries_left in (0..self.budget.tries.max(1)).rev() {
-            let mut left = Vec::new();
-            for at in 0..waiting.len() {
-                let mut item = waiting[at];
-                self.remaining = (waiting.len() - at) as u64;
-                match self.through_any(index, segment, &mut item, &mut gone) {
-                    Done::Lifted { held } => {
-                        lifted.filled += held.holes(self.machine.huge);
-                        lifted.read_back += held.swapped;
-                        self.added += held.adds(self.machine.huge);
-                    }
-                    Done::Later(_) if tries_left > 0 => left.push(item),
-                    Done::Later(reason) | Done::Refused(reason) => self.leave(lifted, &reason, &[item]),
-                    Done::Gone { .. } => self.leave(lifted, &Reason::Gone, &[item]),
-                    Done::Ends(reason) => {
-                        self.leave(lifted, &reason, &left);
-                        self.leave(lifted, &reason, &waiting[at..]);
-                        return;
-                    }
+        let mut waiting: Vec<Waiting> = work.iter().map(|work| Waiting { work: *work, tries: 0 }).collect();
+        let mut gone = vec![false; segment.views.len()];
+        let (mut pause, mut in_vain) = (FIRST_PAUSE, 0);
+        self.checked = (0, 0);
+        loop {
+            let pass = self.pass(index, segment, &waiting, &mut gone, lifted);
+            waiting = pass.left;
+            in_vain = if pass.is_cut && pass.lifted == 0 { in_vain + 1 } else { 0 };
+            let ends = pass.ends.or((in_vain >= self.budget.tries.max(1)).then_some(Reason::Fragmented));
+            if let Some(reason) = ends {
+                waiting.iter().for_each(|waiting| self.leave(lifted, &reason, &[waiting.work]));
+                return;
+            }
+            if waiting.is_empty() {
+                return;
+            }
+            if !pass.is_cut || !self.compact() {
+                self.kernel.pause(pause);
+                pause = if pass.is_cut && pass.lifted > 0 { FIRST_PAUSE } else { pause * 2 };
+            }
+        }
+    }
+
+    /// Tries each block once, or fewer if memory has no huge page for many of them one after the other.
+    fn pass(
+        &mut self,
+        index: usize,
+        segment: &Segment,
+        waiting: &[Waiting],
+        gone: &mut [bool],
+        lifted: &mut Lifted,
+    ) -> Pass {
+        let (mut pass, mut failed, mut fragmented) = (Pass::default(), Vec::new(), 0);
+        for (at, waits) in waiting.iter().enumerate() {
+            let Waiting { work: mut item, tries } = *waits;
+            self.remaining = (waiting.len() - at) as u64;
+            let begin = self.kernel.elapsed();
+            let done = self.through_any(index, segment, &mut item, gone);
+            let has_no_page = matches!(done, Done::Later(Reason::Fragmented));
+            fragmented = if has_no_page { fragmented + 1 } else { 0 };
+            match done {
+                Done::Lifted { held } => {
+                    pass.lifted += 1;
+                    lifted.filled += held.holes(self.machine.huge);
+                    lifted.read_back += held.swapped;
+                    self.added += held.adds(self.machine.huge);
+                }
+                Done::Later(_) if tries + 1 < self.budget.tries => {
+                    failed.push(Waiting { work: item, tries: tries + 1 })
+                }
+                Done::Later(reason) | Done::Refused(reason) => self.leave(lifted, &reason, &[item]),
+                Done::Gone { .. } => self.leave(lifted, &Reason::Gone, &[item]),
+                Done::Ends(reason) => {
+                    pass.ends = Some(reason);
+                    pass.left.extend(&waiting[at..]);
+                    break;
                 }
             }
-            waiting = left;
-            if waiting.is_empty() {
+            if has_no_page {
+                self.note_no_page(begin);
+                if self.without_page >= self.budget.without_page {
+                    pass.ends = Some(Reason::Fragmented);
+                }
+            }
+            pass.is_cut = fragmented >= MOST_FRAGMENTED;
+            if pass.is_cut || pass.ends.is_some() {
+                pass.left.extend(&waiting[at + 1..]);
                 break;
             }
-            self.kernel.pause(pause);
-            pause *= 2;
         }
+        pass.left.extend(failed);
+        pass
+    }
+
+    /// Compacts memory if that is possible.
+    fn compact(&mut self) -> bool {
+        let begin = self.kernel.elapsed();
+        let compacted = self.kernel.compact();
+        self.note_no_page(begin);
+        compacted
+    }
+
+    fn note_no_page(&mut self, begin: Duration) {
+        self.without_page += self.kernel.elapsed().saturating_sub(begin);
     }
 
     fn leave(&self, lifted: &mut Lifted, reason: &Reason, left: &[Work]) {
@@ -271,18 +353,11 @@ impl<K: Kernel> Lifter<'_, K> {
                     let all = segment.views.iter().zip(gone.iter_mut()).filter(|(view, _)| view.pid == pid);
                     all.for_each(|(_, gone)| *gone = true);
                 }
-                Done::Later(Reason::Fragmented) => {
-                    self.fragmented += 1;
-                    return if self.fragmented >= MOST_FRAGMENTED { Done::Ends(Reason::Fragmented) } else { done };
-                }
                 Done::Ends(reason) if reason.ends_all() => {
                     self.stopped = Some(reason.clone());
                     return done;
                 }
-                _ => {
-                    self.fragmented = 0;
-                    return done;
-                }
+                _ => return done,
             }
         }
     }
@@ -306,7 +381,10 @@ impl<K: Kernel> Lifter<'_, K> {
         let begin = self.kernel.elapsed();
         let collapsed = self.kernel.collapse(view.pid, addresses);
         let took = self.kernel.elapsed().saturating_sub(begin);
-        self.note_time(took);
+        // The kernel locks a block only after it has found a page for it.
+        if collapsed != Err(Refusal::NoPage) {
+            self.note_time(took);
+        }
         match collapsed {
             Ok(()) => Done::Lifted { held },
             Err(Refusal::Busy) => Done::Later(Reason::Busy { tries: self.budget.tries }),

@@ -41,6 +41,10 @@ struct Simulated {
     now: Duration,
     per_block: Duration,
     pauses: u32,
+    /// Number of compactions that succeed. Each gives every block a huge page.
+    compactions: u32,
+    /// Time of a compaction.
+    per_compaction: Duration,
 }
 
 impl Kernel for Simulated {
@@ -96,6 +100,16 @@ impl Kernel for Simulated {
         }
     }
 
+    fn compact(&mut self) -> bool {
+        let compacts = self.compactions > 0;
+        if compacts {
+            self.compactions -= 1;
+            self.now += self.per_compaction;
+            self.answers.values_mut().for_each(|answers| answers.retain(|answer| *answer != Refusal::NoPage));
+        }
+        compacts
+    }
+
     fn elapsed(&mut self) -> Duration {
         self.now
     }
@@ -110,8 +124,14 @@ fn machine() -> Machine {
     Machine { huge: PageSize::new(HUGE).unwrap(), refused: None, never: false, no_fill: None }
 }
 
-const BUDGET: Budget =
-    Budget { all: Duration::from_secs(60), block: Duration::from_millis(200), tries: 3, fill: false, most: None };
+const BUDGET: Budget = Budget {
+    all: Duration::from_secs(60),
+    block: Duration::from_millis(200),
+    without_page: Duration::from_secs(10),
+    tries: 3,
+    fill: false,
+    most: None,
+};
 
 fn segment(processes: i32, blocks: u64) -> Segment {
     let key = SegmentKey { device: (0, 1), inode: 7, kind: SegmentKind::Anonymous, scope: 0 };
@@ -278,15 +298,52 @@ fn contents_that_cannot_be_counted_were_not_emptied() {
 }
 
 #[test]
-fn fragmented_memory_is_given_up_early() {
+fn blocks_without_a_free_huge_page_are_tried_again() {
     let mut kernel = full(4);
     kernel.answers.extend([(1, vec![Refusal::NoPage]), (2, vec![Refusal::NoPage; 9])]);
     let (blocks, refused, _) = lifted(1, 4, &BUDGET, &mut kernel);
     assert_eq!((blocks, refused, kernel.pauses), (3, vec![(Reason::Fragmented, 1)], 2), "a page may come free");
+    // Nine in a row fail once: the others are tried first, and then they succeed.
     let mut kernel = full(40);
-    kernel.answers.extend((10..40).map(|block| (block, vec![Refusal::NoPage])));
+    kernel.answers.extend((10..19).map(|block| (block, vec![Refusal::NoPage])));
     let (blocks, refused, _) = lifted(1, 40, &BUDGET, &mut kernel);
-    assert_eq!((blocks, refused, kernel.calls.len()), (10, vec![(Reason::Fragmented, 30)], 18));
+    assert_eq!((blocks, refused.len(), kernel.calls.len(), kernel.pauses), (40, 0, 49, 2));
+    assert_eq!(kernel.calls[18..20], [18, 19]);
+    // A pass that lifts something is followed by another.
+    let mut kernel = full(40);
+    kernel.answers.extend((0..40).filter(|block| block % 10 != 0).map(|block| (block, vec![Refusal::NoPage; 2])));
+    let (blocks, refused, _) = lifted(1, 40, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused.len()), (40, 0));
+}
+
+#[test]
+fn fragmented_memory_is_given_up_early() {
+    let mut kernel = full(40);
+    kernel.answers.extend((10..40).map(|block| (block, vec![Refusal::NoPage; 99])));
+    let (blocks, refused, _) = lifted(1, 40, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused, kernel.calls.len()), (10, vec![(Reason::Fragmented, 30)], 10 + 4 * 8));
+    let mut kernel = Simulated { per_block: Duration::from_secs(4), ..full(40) };
+    kernel.answers.extend((0..40).map(|block| (block, vec![Refusal::NoPage; 99])));
+    let (blocks, refused, outcome) = lifted(1, 40, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused, kernel.calls.len()), (0, vec![(Reason::Fragmented, 40)], 3), "within its time");
+    assert_eq!(outcome.worst, Duration::ZERO, "no block was locked");
+}
+
+#[test]
+fn fragmented_memory_is_compacted() {
+    let mut kernel = Simulated { compactions: 1, ..full(40) };
+    kernel.answers.extend((10..40).map(|block| (block, vec![Refusal::NoPage; 99])));
+    let (blocks, refused, _) = lifted(1, 40, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused.len(), kernel.calls.len(), kernel.pauses), (40, 0, 48, 0));
+    let mut kernel = Simulated { compactions: 1, ..full(40) };
+    lifted(1, 40, &BUDGET, &mut kernel);
+    assert_eq!(kernel.compactions, 1, "not without need");
+    // The time of the compaction counts.
+    let mut kernel = Simulated { compactions: 1, per_compaction: Duration::from_secs(11), ..full(40) };
+    kernel.answers.extend((10..40).map(|block| (block, vec![Refusal::NoPage; 99])));
+    kernel.answers.insert(20, vec![Refusal::NoPage, Refusal::Busy]);
+    let (blocks, refused, _) = lifted(1, 40, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused.len(), kernel.compactions), (40, 0, 0));
 }
 
 #[test]

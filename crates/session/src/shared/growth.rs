@@ -1,6 +1,6 @@
 //! Memory that fills over time: lifted again as it grows, with looks that cost little.
 
-use super::{InPlace, InPlaceOptions, InPlaceReport, Rooms, SegmentReport, lift_within};
+use super::{InPlace, InPlaceOptions, InPlaceReport, Rooms, SegmentReport, Turn, lift_within};
 use crate::SessionError;
 use address_space::PageSize;
 use linux::pages::transparent_huge_page;
@@ -45,8 +45,8 @@ impl Growing {
     /// # Errors
     /// No process can be read.
     pub fn begin(pids: &[i32], options: InPlaceOptions<'_>) -> Result<(InPlaceReport, Option<Self>), SessionError> {
-        let mut rooms = Rooms::default();
-        let (report, looking) = lift_within(pids, options, &mut rooms, true)?;
+        let mut rooms = Rooms::that_may_compact();
+        let (report, looking) = lift_within(pids, options, &mut rooms, Turn::First)?;
         let memory = options.memory;
         let growing = transparent_huge_page().map(|huge| {
             let rhythm = Rhythm::new(looking, newly_huge(&report), glance(memory, pids));
@@ -59,7 +59,14 @@ impl Growing {
     pub fn at_start(memory: InPlace, pids: &[i32]) -> Option<Self> {
         let huge = transparent_huge_page()?;
         let rhythm = Rhythm::at_start(glance(memory, pids));
-        Some(Self { memory, huge, rhythm, last: Instant::now(), rooms: Rooms::default(), looking: Duration::ZERO })
+        Some(Self {
+            memory,
+            huge,
+            rhythm,
+            last: Instant::now(),
+            rooms: Rooms::that_may_compact(),
+            looking: Duration::ZERO,
+        })
     }
 
     /// The kind of memory.
@@ -80,7 +87,7 @@ impl Growing {
         if !self.rhythm.is_due(self.last.elapsed(), glance(self.memory, pids), self.huge) {
             return None;
         }
-        let looked = lift_within(pids, InPlaceOptions { memory: self.memory, ..options }, &mut self.rooms, false);
+        let looked = lift_within(pids, InPlaceOptions { memory: self.memory, ..options }, &mut self.rooms, Turn::Later);
         let (looking, lifted) =
             looked.as_ref().map_or((Duration::ZERO, 0), |(report, looking)| (*looking, newly_huge(report)));
         self.rhythm.looked(looking, lifted, glance(self.memory, pids));

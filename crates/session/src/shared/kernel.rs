@@ -2,6 +2,7 @@
 
 use super::asking::{Asking, SkippedProcess};
 use super::cgroup::memory_left;
+use super::compaction::Compaction;
 use super::contents::{held_in, room};
 use super::gather::Family;
 use super::private;
@@ -23,11 +24,21 @@ use std::time::{Duration, Instant};
 /// The share of the machine's memory that stays available: one part in so many.
 const SHARE_LEFT_ALONE: u64 = 16;
 
-/// Rooms of memory cgroups, by directory, and of tmpfs file systems, as one or several lifts have found them.
+/// Rooms of memory cgroups, by directory, and of tmpfs file systems, as one or several lifts have found them, and the
+/// times of their compactions.
 #[derive(Debug, Default)]
 pub(super) struct Rooms {
     of_cgroups: Margins<String>,
     pub of_tmpfs: Margins<(u32, u32)>,
+    /// `None` if the lifts compact no memory.
+    compaction: Option<Compaction>,
+}
+
+impl Rooms {
+    /// The rooms of several lifts that may compact memory.
+    pub fn that_may_compact() -> Self {
+        Self { compaction: Some(Compaction::default()), ..Self::default() }
+    }
 }
 
 /// The processes and files of one lift.
@@ -165,6 +176,10 @@ impl Kernel for Live<'_> {
     fn collapse(&mut self, pid: i32, addresses: AddressRange) -> Result<(), Refusal> {
         let handle = self.family.processes.get(&pid).cloned().ok_or(Refusal::Ended)?;
         self.asking.with(pid, move || collapse(pid, &handle, addresses)).unwrap_or(Err(Refusal::Ended))
+    }
+
+    fn compact(&mut self) -> bool {
+        self.rooms.compaction.as_mut().is_some_and(Compaction::compact)
     }
 
     /// Without the time spent on waiting for processes that did not answer.

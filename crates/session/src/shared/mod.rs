@@ -9,6 +9,7 @@ mod amounts;
 mod asking;
 mod before;
 mod cgroup;
+mod compaction;
 mod contents;
 mod gather;
 mod growth;
@@ -41,6 +42,10 @@ use std::time::{Duration, Instant};
 const MOST_TIME: Duration = Duration::from_secs(600);
 /// Time that one MiB of a block may take: usually 0.5 to 10 ms. A few blocks that take longer end the lift.
 const MOST_TIME_PER_MIB: Duration = Duration::from_millis(250);
+/// Time that blocks without a free huge page may take in a lift for which a user waits.
+const MOST_TIME_WITHOUT_PAGE: Duration = Duration::from_secs(30);
+/// The same in other lifts, which are repeated.
+const LESS_TIME_WITHOUT_PAGE: Duration = Duration::from_secs(1);
 /// How often a block whose pages are in use is tried.
 const TRIES: u32 = 6;
 
@@ -105,7 +110,18 @@ pub fn plan_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlac
 /// # Errors
 /// No process can be read. Refusals by the kernel are in the report.
 pub fn lift_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlaceReport, SessionError> {
-    lift_within(pids, options, &mut Rooms::default(), true).map(|(report, _)| report)
+    lift_within(pids, options, &mut Rooms::default(), Turn::Only).map(|(report, _)| report)
+}
+
+/// The place of a lift among those of the same memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Nobody waits for it.
+    Only,
+    /// The first one, for which a user waits.
+    First,
+    /// One that lifts what has filled since the last.
+    Later,
 }
 
 /// Lifts memory in place, as one of several lifts. `rooms` are those that earlier lifts have found. Also returns the time spent
@@ -114,15 +130,16 @@ fn lift_within(
     pids: &[i32],
     options: InPlaceOptions<'_>,
     rooms: &mut Rooms,
-    predicts: bool,
+    turn: Turn,
 ) -> Result<(InPlaceReport, Duration), SessionError> {
     let (begin, mut asking) = (Instant::now(), Asking::default());
     let prepared = Prepared::new(pids, options, rooms, &mut asking)?;
     let looking = begin.elapsed().saturating_sub(asking.waited());
-    let before = prepared.before(options.memory, predicts);
+    let before = prepared.before(options.memory, turn != Turn::Later);
     let Prepared { machine, family, plan, .. } = prepared;
     let block = MOST_TIME_PER_MIB * (machine.huge.bytes() >> 20).max(1) as u32;
-    let budget = Budget { all: MOST_TIME, block, tries: TRIES, fill: options.fill, most: options.most };
+    let without_page = if turn == Turn::First { MOST_TIME_WITHOUT_PAGE } else { LESS_TIME_WITHOUT_PAGE };
+    let budget = Budget { all: MOST_TIME, block, without_page, tries: TRIES, fill: options.fill, most: options.most };
     let mut work = || {
         let begin = Instant::now();
         let mut live = Live::new(&family, machine.huge, begin, rooms);
