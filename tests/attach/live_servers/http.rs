@@ -1,16 +1,20 @@
 //! node, java and Go under HTTP load.
 
-use crate::{LIFETIME, Lifting, finish, from_each_source, number_after, say};
+use crate::{LIFETIME, Lifting, finish, from_each_source, number_after, quietly, say};
 use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::scope;
 use std::time::Duration;
-use test_support::{Context, Program, Test, poll_until, tests_folder};
+use test_support::{Context, Need, Program, Test, poll_until, test_case, tests_folder};
 
 const CLIENTS: u64 = 8;
+/// Size of the heap of a Java server.
+const HEAP: u64 = 96 << 20;
 /// Distance between the numbers that two clients ask for.
 const FAR: u64 = 1_000_000_007;
 
@@ -19,6 +23,10 @@ pub fn tests() -> Vec<Test> {
     tests.extend(from_each_source("java", &["java", "javac"], |t, by| {
         serves(t, by, interpreted("java", "HttpAnswers.java"))
     }));
+    for collector in ["G1", "Z"] {
+        let needs = [crate::needs(&["java", "javac"]), vec![Need::Kernel(6, 1)]].concat();
+        tests.push(test_case(format!("java/in_place/{collector}"), needs, move |t| java_in_place(t, collector)));
+    }
     tests.extend(from_each_source("go", &["go"], |t, by| {
         serves(t, by, Program::named("attach/http_server.go")?.command()?)
     }));
@@ -31,8 +39,48 @@ fn interpreted(command: &str, source: &str) -> Command {
     command
 }
 
+/// Heap, code heap, and shared memory of a Java server: its Z collector maps the heap several times.
+fn java_in_place(t: &Context, collector: &str) -> Result<()> {
+    let chosen = format!("-XX:+Use{collector}GC");
+    let mut has_collector = Command::new("java");
+    has_collector.args([&chosen, "-version"]);
+    if t.run(has_collector)?.success().is_err() {
+        return Ok(());
+    }
+    let mut command = Command::new("java");
+    command.args([&chosen, "-Xms96m", "-Xmx96m", "-XX:+AlwaysPreTouch", "-XX:InitialCodeCacheSize=16m"]);
+    command.arg(tests_folder().join("attach/programs/HttpAnswers.java"));
+    answers_during(t, command, |pid| {
+        let report = t.folder().join("report.json");
+        let words =
+            ["attach", "--lift", "anon,jit,shared", "--report", &report.display().to_string(), &pid.to_string()];
+        let (mut rounds, mut lifted) = (0, 0);
+        while rounds < 5 || (lifted < HEAP / 2 && rounds < 50) {
+            quietly(t.pagelift(&words)?)?;
+            let json: Value = serde_json::from_str(&fs::read_to_string(&report)?)?;
+            lifted = 0;
+            for segment in
+                ["anon", "jit", "shared"].iter().flat_map(|kind| json[*kind]["segments"].as_array()).flatten()
+            {
+                let of = |name: &str| segment[name].as_u64().unwrap_or(0);
+                // The heap of the Z collector is mapped thrice.
+                ensure!(of("huge_after") <= of("length"), "more is huge than there is: {segment}");
+                lifted += of("huge_after");
+            }
+            rounds += 1;
+        }
+        ensure!(lifted >= HEAP / 2, "only {lifted} bytes are huge after {rounds} lifts");
+        Ok(())
+    })
+}
+
 /// An HTTP server that answers `GET /N` with `N * 7919 + 1` and ends with its input.
 fn serves(t: &Context, by: &Lifting, command: Command) -> Result<()> {
+    answers_during(t, command, |pid| by.alternate(t, pid, || Ok(true)))
+}
+
+/// Starts such a server, and checks its answers during some work.
+fn answers_during(t: &Context, command: Command, work: impl FnOnce(u32) -> Result<()>) -> Result<()> {
     let session = t.session_within(command, LIFETIME)?;
     poll_until(Duration::from_secs(30), "the server's port", || {
         number_after(&session.stdout_so_far(), "port").is_some()
@@ -44,12 +92,12 @@ fn serves(t: &Context, by: &Lifting, command: Command) -> Result<()> {
         let clients: Vec<_> =
             (1..=CLIENTS).map(|number| threads.spawn(move || client(port, number * FAR, stop, asked))).collect();
         let waited = poll_until(Duration::from_secs(30), "a first answer", || asked.load(Ordering::Relaxed) > 100);
-        let alternated = waited.and_then(|()| by.alternate(t, session.pid(), || Ok(true)));
+        let worked = waited.and_then(|()| work(session.pid()));
         stop.store(true, Ordering::Relaxed);
         for client in clients {
             client.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
         }
-        alternated
+        worked
     })?;
     let output = finish(t, session)?;
     let asked = asked.load(Ordering::Relaxed);

@@ -21,7 +21,7 @@ pub use margin::Margins;
 pub use plan::{Machine, Plan, Policy, Refused, SegmentPlan, Work, plan, plan_within};
 pub use reason::{Reason, SHMEM_ENABLED};
 pub use rhythm::{Glance, Rhythm, rest_after};
-pub use segment::{Contents, Held, Segment, SegmentKey, View};
+pub use segment::{Contents, Held, Mapped, Segment, SegmentKey, View};
 
 use address_space::PageSize;
 

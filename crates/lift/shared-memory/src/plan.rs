@@ -230,7 +230,8 @@ fn usable(view: &View, kind: SegmentKind, machine: &Machine, whole: &Range<u64>)
     let bytes = view.out_of_step(machine.huge);
     Some(match &view.refused {
         _ if bytes != 0 => Err(Reason::OutOfStep { bytes, size: machine.huge, kind, never: machine.never }),
+        _ if view.huge_parts.covers(addresses) => Ok(true),
         Some(reason) => Err(reason.clone()),
-        None => Ok(view.huge_parts.covers(addresses)),
+        None => Ok(false),
     })
 }

@@ -113,6 +113,40 @@ impl Contents {
     }
 }
 
+/// Bytes of a segment in one process, which may map parts of it several times.
+#[derive(Clone, Debug, Default)]
+pub struct Mapped {
+    /// The offsets and bytes of all mappings with the same distance between addresses and offsets, by that distance:
+    /// each offset is mapped at most once among them.
+    by_distance: BTreeMap<u64, (Range<u64>, u64)>,
+}
+
+impl Mapped {
+    /// Adds the bytes of a mapping.
+    pub fn add(&mut self, range: AddressRange, offset: u64, bytes: u64) {
+        let offsets = offset..offset.saturating_add(range.len());
+        let distance = range.start().0.wrapping_sub(offset);
+        let (all, sum) = self.by_distance.entry(distance).or_insert_with(|| (offsets.clone(), 0));
+        *all = all.start.min(offsets.start)..all.end.max(offsets.end);
+        *sum += bytes;
+    }
+
+    /// Returns the bytes. Among mappings that show the same offsets, the one with the most bytes counts.
+    pub fn bytes(&self) -> u64 {
+        let mut parts: Vec<_> = self.by_distance.values().cloned().collect();
+        parts.sort_by_key(|(offsets, _)| offsets.start);
+        let (mut sum, mut most, mut end) = (0, 0, 0);
+        for (offsets, bytes) in parts {
+            if offsets.start >= end {
+                sum += std::mem::take(&mut most);
+            }
+            most = bytes.max(most);
+            end = offsets.end.max(end);
+        }
+        sum + most
+    }
+}
+
 /// A segment with all its mappings in the chosen processes.
 #[derive(Clone, Debug)]
 pub struct Segment {
@@ -127,12 +161,12 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// The most bytes that one process maps by huge pages.
+    /// The most bytes that one process maps by huge pages. Bytes that it maps several times count once.
     pub fn huge(&self) -> u64 {
         self.most_of_a_process(|view| view.huge)
     }
 
-    /// The most bytes that one process has in its page tables.
+    /// The most bytes that one process has in its page tables. Bytes that it maps several times count once.
     pub fn resident(&self) -> u64 {
         self.most_of_a_process(|view| view.resident)
     }
@@ -155,11 +189,11 @@ impl Segment {
     }
 
     fn most_of_a_process(&self, bytes: impl Fn(&View) -> u64) -> u64 {
-        let mut sums = BTreeMap::new();
+        let mut of_processes: BTreeMap<i32, Mapped> = BTreeMap::new();
         for view in &self.views {
-            *sums.entry(view.pid).or_insert(0) += bytes(view);
+            of_processes.entry(view.pid).or_default().add(view.range, view.offset, bytes(view));
         }
-        sums.into_values().max().unwrap_or(0)
+        of_processes.values().map(Mapped::bytes).max().unwrap_or(0)
     }
 
     /// Bytes of the segment, holes included; its longest mapping if its contents are unknown.

@@ -55,6 +55,31 @@ fn a_block_is_lifted_from_seven_eighths_on_or_when_asked_for() {
 }
 
 #[test]
+fn a_block_that_is_huge_is_not_left_alone_whatever_the_kernel_refuses() {
+    let mut first = view(START, 2, 0);
+    first.refused = Some(Reason::Mergeable);
+    first.huge_parts = RangeSet::from_iter([AddressRange::sized(Address(START), HUGE)]);
+    let (work, refused) =
+        planned(segment(vec![first], &[(0, HUGE), (1, HUGE)], 2 * HUGE), &machine(), Policy::default());
+    assert_eq!((work, refused), (vec![], vec![(Reason::Mergeable, 1, HUGE)]));
+}
+
+#[test]
+fn bytes_that_a_process_maps_several_times_count_once() {
+    let huge_view = |start, blocks, offset, huge| View { huge, ..view(start, blocks, offset) };
+    let away = 1 << 36;
+    // The whole segment thrice, in pieces, and a part of it a fourth time.
+    let mut views: Vec<View> =
+        (0..3).map(|time| huge_view(START + time * away, 2, 0, 2 * HUGE - time * HUGE)).collect();
+    views.extend((0..3).map(|time| huge_view(START + time * away + 2 * HUGE, 2, 2 * HUGE, HUGE)));
+    views.push(huge_view(START + 9 * away, 1, HUGE, HUGE));
+    assert_eq!(segment(views, &[], 4 * HUGE).huge(), 3 * HUGE);
+    // Two parts, each at a place of its own.
+    let apart = vec![huge_view(START, 2, 0, HUGE), huge_view(START + away, 2, 2 * HUGE, 2 * HUGE)];
+    assert_eq!(segment(apart, &[], 4 * HUGE).huge(), 3 * HUGE);
+}
+
+#[test]
 fn addresses_that_disagree_are_named_with_the_setting() {
     let views = || vec![view(START + 0x3000, 4, 0)];
     for never in [false, true] {

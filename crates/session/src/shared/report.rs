@@ -8,7 +8,7 @@ use super::{InPlace, private};
 use address_space::PageSize;
 use process_view::ProcessFiles;
 use serde::Serialize;
-use shared_memory::{InPlaceOutcome, Plan, Reason, Refused, Segment, SegmentKey, SegmentKind, SegmentPlan};
+use shared_memory::{InPlaceOutcome, Mapped, Plan, Reason, Refused, Segment, SegmentKey, SegmentKind, SegmentPlan};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Blocks that are left alone for one reason.
@@ -267,12 +267,14 @@ fn huge_now(segments: &[Segment], asking: &mut Asking) -> Vec<Option<u64>> {
     for pid in pids {
         let read = asking.with(pid, move || ProcessFiles::of(pid).smaps().ok());
         let Some(usages) = read.flatten() else { continue };
-        let mut of_process = BTreeMap::new();
+        let mut mapped: BTreeMap<usize, Mapped> = BTreeMap::new();
         for usage in usages.iter().filter(|usage| usage.mapping.shared) {
             for index in by_number.shown_by(&usage.mapping) {
-                *of_process.entry(index).or_insert(0) += usage.huge();
+                mapped.entry(index).or_default().add(usage.mapping.range, usage.mapping.offset, usage.huge());
             }
         }
+        let mut of_process: BTreeMap<usize, u64> =
+            mapped.iter().map(|(index, mapped)| (*index, mapped.bytes())).collect();
         let is_own = |segment: &Segment| segment.key.kind.is_private() && segment.key.scope == pid as u64;
         for (index, segment) in segments.iter().enumerate().filter(|(_, segment)| is_own(segment)) {
             of_process.insert(index, private::huge_now(&usages, &segment.views));
