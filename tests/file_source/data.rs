@@ -22,6 +22,7 @@ const MOST_TIMES: usize = 5;
 pub fn tests(needs: impl Fn() -> Vec<Need>) -> Vec<Test> {
     vec![
         test_case("data_files/lifted", needs(), lifted),
+        test_case("data_files/shorter_than_their_mapping", needs(), shorter),
         test_case("data_files/in_small_folios", needs(), in_small_folios),
         test_case("data_files/run", needs(), |t| as_they_become_resident(t, true)),
         test_case("data_files/watch", needs(), |t| as_they_become_resident(t, false)),
@@ -123,6 +124,20 @@ fn lifted(t: &Context) -> Result<()> {
     ensure!(again.contains("on huge pages before, nothing new"), "{again}");
     ensure!(pagelift(t, &["status", &pid])?.stdout.contains("data"), "status does not show the file");
     memory.write_all_at(&before, at)?;
+    end(session)
+}
+
+/// LMDB maps far more than its file holds: what lies beyond the end of the file is not left alone, but nothing.
+fn shorter(t: &Context) -> Result<()> {
+    let (path, _held) = held(t)?;
+    let mut command = Program::named("file_source/maps_data.c")?.command()?;
+    command.arg(&path).arg("longer");
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let whole = BLOCKS * default_huge_page()?.bytes();
+    let said = pagelift(t, &["attach", "--lift", "files", &session.pid().to_string()])?.stderr;
+    ensure!(huge(&session, &path)? == [whole, whole, 0], "{said}");
+    ensure!(!said.contains(SMALL), "{said}");
     end(session)
 }
 

@@ -88,7 +88,8 @@ pub fn look(
     let (pagemap, mut found) = (Pagemap::open(pid, base_page()).ok(), DataFiles::default());
     for ((numbers, path), usages) in files {
         let path = path.unwrap_or_default();
-        let (mut file, mut cached) = (CachedFile { path: path.to_owned(), numbers, ..CachedFile::default() }, None);
+        let mut file = CachedFile { path: path.to_owned(), numbers, ..CachedFile::default() };
+        let (mut cached, mut length) = (None, None);
         let start = usages.iter().map(|usage| usage.mapping.offset).min().unwrap_or(0);
         let end = usages.iter().map(|usage| usage.mapping.offset.saturating_add(usage.mapping.range.len())).max();
         let offsets = start..end.unwrap_or(0);
@@ -100,6 +101,8 @@ pub fn look(
                 let prepared = prepare_mapped(&opened, Path::new(path), offsets.clone(), size, effort, available);
                 (file.huge, file.shortfall) = (prepared.huge, prepared.shortfall);
                 found.held.push(prepared.held);
+                length =
+                    opened.metadata().ok().map(|metadata| base_page().pages_for(metadata.len()) * base_page().bytes());
                 let counted = cached_pages(&opened, offsets).ok();
                 cached = counted.map(|pages| pages.cached.saturating_mul(base_page().bytes()));
             }
@@ -120,7 +123,7 @@ pub fn look(
             congruent: agree.map(|view| view.range.len()).sum(),
             mappings: views.len(),
         });
-        found.mapped.push(MappedFile { file, views });
+        found.mapped.push(MappedFile { file, length, views });
     }
     Ok(found)
 }

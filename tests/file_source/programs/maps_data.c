@@ -1,5 +1,6 @@
 // Maps the data file of its argument by ordinary pages, in four ways: shared and private for reading, shared for
-// writing, and one page ahead of its offsets. After a line of input it compares all mappings with the file.
+// writing, and one page ahead of its offsets. With a second argument the mappings are longer than the file. After a line
+// of input it compares all mappings with the file.
 //
 // build: gcc -g -O1 -Wall -o $OUT $SRC
 #define _GNU_SOURCE
@@ -12,7 +13,7 @@
 #include <sys/stat.h>
 
 enum { WAYS = 4, HUGE = 2 << 20 };
-static size_t length;
+static size_t length, mapped;
 
 static void need(int is_met, const char *what) {
     if (is_met) return;
@@ -21,11 +22,11 @@ static void need(int is_met, const char *what) {
 }
 
 static char *map(int file, int protection, int flags, size_t ahead) {
-    size_t all = length + 2 * HUGE;
+    size_t all = mapped + 2 * HUGE;
     char *room = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     need(room != MAP_FAILED, "mmap");
     char *at = (char *)(((uintptr_t)room + HUGE - 1) & ~(uintptr_t)(HUGE - 1)) + ahead;
-    need(mmap(at, length, protection, flags | MAP_FIXED, file, 0) == at, "mmap");
+    need(mmap(at, mapped, protection, flags | MAP_FIXED, file, 0) == at, "mmap");
     need(!madvise(at, length, MADV_NOHUGEPAGE), "MADV_NOHUGEPAGE");
     for (size_t page = 0; page < length; page += 4096) (void)*(volatile char *)(at + page);
     // Only the small page tables stay.
@@ -35,9 +36,10 @@ static char *map(int file, int protection, int flags, size_t ahead) {
 
 int main(int count, char **words) {
     struct stat status;
-    int file = count == 2 ? open(words[1], O_RDWR) : -1;
+    int file = count >= 2 ? open(words[1], O_RDWR) : -1;
     need(file >= 0 && !fstat(file, &status), "open");
     length = status.st_size;
+    mapped = count == 3 ? length + 16 * (size_t)HUGE : length;
     char *ways[WAYS] = {
         map(file, PROT_READ, MAP_SHARED, 0),
         map(file, PROT_READ, MAP_PRIVATE, 0),

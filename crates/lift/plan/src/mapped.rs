@@ -7,7 +7,7 @@ use crate::{
     Attempt, CacheShortfall, CachedFile, Kind, MachineFacts, Method, Part, Plan, Policy, RangeLift, Reason, Refusal,
     Source, ThpMode,
 };
-use address_space::{AddressRange, PageSize, Protection, RangeSet};
+use address_space::{Address, AddressRange, PageSize, Protection, RangeSet};
 use alloc::borrow::ToOwned;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -20,6 +20,8 @@ const AT_ONCE: u64 = 64 << 20;
 pub struct MappedFile {
     /// Its parts in huge folios of the page cache.
     pub file: CachedFile,
+    /// Its length, rounded up to whole pages, if it is known. A mapping may be longer (LMDB's is).
+    pub length: Option<u64>,
     /// Its mappings.
     pub views: Vec<FileView>,
 }
@@ -46,6 +48,11 @@ impl FileView {
     pub fn out_of_step(&self, huge: PageSize) -> u64 {
         self.range.start().0.wrapping_sub(self.offset) % huge.bytes()
     }
+
+    /// The offset in the file that an address of the mapping shows.
+    fn offset_of(&self, address: Address) -> u64 {
+        address.0.wrapping_sub(self.range.start().0).wrapping_add(self.offset)
+    }
 }
 
 /// Plans the lift of data files in a running process.
@@ -53,10 +60,13 @@ pub fn plan_files(files: &[MappedFile], machine: &MachineFacts, policy: &Policy)
     let mut plan = Plan::default();
     let Some(thp) = machine.thp else { return plan };
     let size = thp.size;
-    for (file, view) in files.iter().flat_map(|MappedFile { file, views }| views.iter().map(move |view| (file, view))) {
+    for (mapped, view) in files.iter().flat_map(|mapped| mapped.views.iter().map(move |view| (mapped, view))) {
+        let (file, end) = (&mapped.file, mapped.length.unwrap_or(u64::MAX));
         let whole = view.range.whole_pages(size);
         let mut pages: Vec<(AddressRange, Option<Reason>)> = Vec::new();
-        for page in whole.pages(size).filter(|page| !view.huge.covers(*page)) {
+        // No huge folio reaches beyond the end of the file.
+        let is_in_file = |page: &AddressRange| view.offset_of(page.start()).saturating_add(page.len()) <= end;
+        for page in whole.pages(size).take_while(is_in_file).filter(|page| !view.huge.covers(*page)) {
             let reason = match policy.page_size {
                 Some(wanted) if wanted != size => Some(Reason::ThpSize { wanted, size }),
                 _ if thp.mode == ThpMode::OffInProcess => Some(Reason::ThpOffInProcess),
@@ -116,7 +126,7 @@ fn refusal(
     if bytes != 0 {
         return Err(Reason::FileMisplaced { bytes, size });
     }
-    let offset = page.start().0.wrapping_sub(view.range.start().0).wrapping_add(view.offset);
+    let offset = view.offset_of(page.start());
     if !offset.checked_add(page.len()).is_some_and(|end| file.holds(&(offset..end))) {
         let fix = || Some("pagelift cache prepare FILE".to_owned());
         let shortfall = file.shortfall.clone().map(|found| CacheShortfall { fix: found.fix.or_else(fix), ..found });

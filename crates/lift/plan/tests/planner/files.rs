@@ -33,7 +33,7 @@ fn planned(huge: &[(u64, u64)], view: FileView, machine: &MachineFacts) -> Plan 
     let huge = huge.iter().map(|(start, end)| start * HUGE..end * HUGE).collect();
     let file = CachedFile { path: "/data".to_owned(), huge, ..CachedFile::default() };
     let policy = Policy { kinds: Kinds::of(&[Kind::Files]), ..Policy::default() };
-    plan_files(&[MappedFile { file, views: vec![view] }], machine, &policy)
+    plan_files(&[MappedFile { file, length: None, views: vec![view] }], machine, &policy)
 }
 
 /// The reason for which nothing is lifted.
@@ -52,6 +52,18 @@ fn what_lies_in_huge_folios_is_mapped_anew() {
     assert_eq!(plan.refusals[0].reason, Reason::SmallFolios(None));
     assert_eq!((plan.considered, plan.planned()), (8 * HUGE, 6 * HUGE));
     assert_eq!(plan.lifts[0].kinds, [Kind::Files]);
+}
+
+#[test]
+fn what_lies_beyond_the_end_of_the_file_is_not_considered() {
+    let file = CachedFile { path: "/data".to_owned(), huge: vec![2 * HUGE..3 * HUGE], ..CachedFile::default() };
+    let policy = Policy { kinds: Kinds::of(&[Kind::Files]), ..Policy::default() };
+    // Eight blocks are mapped from the second one on, and the file ends within the fifth.
+    let views = vec![FileView { offset: HUGE, ..view() }];
+    let plan = plan_files(&[MappedFile { file, length: Some(4 * HUGE + 4096), views }], &machine(), &policy);
+    assert_eq!(plan.lifts.iter().map(|lift| lift.range).collect::<Vec<_>>(), [blocks(1, 2)]);
+    assert_eq!(plan.refusals.iter().map(|refusal| refusal.range).collect::<Vec<_>>(), [blocks(0, 1), blocks(2, 3)]);
+    assert_eq!(plan.considered, 3 * HUGE);
 }
 
 #[test]
