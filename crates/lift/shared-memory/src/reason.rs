@@ -187,7 +187,8 @@ impl Reason {
             }
             Self::OutOfStep { never: true, .. } => format!("echo advise > {SHMEM_ENABLED}, then restart the program"),
             Self::OutOfStep { never: false, .. } => {
-                "restart the program: with shmem_enabled as it is now the kernel aligns large shared mappings"
+                "restart the program: with shmem_enabled as it is now the kernel aligns large shared mappings, unless \
+                 the program chooses their addresses itself"
                     .to_owned()
             }
             Self::Holes { .. } => "--fill, or again once the program has filled it".to_owned(),
