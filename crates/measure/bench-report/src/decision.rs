@@ -213,6 +213,8 @@ fn keep(record: &Record, arm: usize) -> Option<String> {
         ["--pages=auto", "--writable-pages=thp", "--edges=exact", "--lift=text,rodata,data,bss,heap", "--cold-plain"];
     let words = options.iter().filter(|word| !USUAL.contains(&word.as_str())).map(String::as_str);
     let (verb, end) = match record.header.design {
+        // The server was started for the experiment, and has ended.
+        Design::Toggle if record.header.command.iter().any(|word| word == "--") => ("run", "-- CMD".to_owned()),
         Design::Toggle => ("attach", toggled(record).map_or_else(|| "PID".to_owned(), |pid| pid.to_string())),
         Design::Runs | Design::Servers => ("run", "-- CMD".to_owned()),
     };

@@ -29,6 +29,16 @@ fn a_page_leads_with_the_decision() {
     assert!(disturbed.contains("Next: the same command again"), "{disturbed}");
 }
 
+#[test]
+fn a_server_that_was_started_for_a_toggle_is_started_lifted() {
+    let mut pays = record(&["thp"], 60, Design::Toggle);
+    let next = |record: &Record| decision::advice(record).next.unwrap();
+    pays.header.command = ["bench", "--toggle", "1234"].map(str::to_owned).to_vec();
+    assert_eq!(next(&pays), "pagelift attach --pages=thp 1234");
+    pays.header.command = ["bench", "--toggle", "--", "mariadbd"].map(str::to_owned).to_vec();
+    assert_eq!(next(&pays), "pagelift run --pages=thp -- CMD");
+}
+
 /// After a lift, plain runs of the program are on huge pages, too.
 #[test]
 fn huge_pages_compared_with_huge_pages_decide_nothing() {
