@@ -90,7 +90,7 @@ impl fmt::Display for Answers {
     }
 }
 
-/// Sizes on huge pages and of what a lift would add.
+/// The size on huge pages, and the size that a lift would add.
 fn state(t: &Context, pid: u32) -> Result<(String, String)> {
     let inspect = first_line(t, &["inspect"], pid)?;
     let status = first_line(t, &["status"], pid)?;
