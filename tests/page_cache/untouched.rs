@@ -78,11 +78,11 @@ fn no_room(t: &Context) -> Result<()> {
     let mount = t.folder().join("mount");
     fs::create_dir(&mount)?;
     for (options, says) in [("size=16m", "free on the file system, needed"), ("ro", "Read-only file system")] {
-        // Without the first line the mount would be visible to others if `/` is shared.
+        // The mount is private: others would see it if `/` is shared.
         let script = format!(
             "exec unshare --mount sh -ec '
             mount --make-rprivate /
-            mount -t tmpfs -o size=16m none \"$1\"
+            mount -t tmpfs -o size=64m none \"$1\"
             cp \"$2\" \"$1/program\"
             mount -o remount,{options} \"$1\"
             status=0
