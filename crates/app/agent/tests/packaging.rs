@@ -203,30 +203,45 @@ fn the_unit_stays_stopped_and_survives_its_workers() {
     }
 }
 
-#[test]
-fn manifests_fit_the_schemas_of_kubernetes() {
+/// Python with the validator that `scripts/fetch-test-schemas` installs, or another with it.
+fn python(words: &[&str]) -> Option<Output> {
+    let fix = "scripts/fetch-test-schemas, or pip install kubernetes-validate, and PAGELIFT_PYTHON=its python3";
+    let mut command = Command::new(std::env::var("PAGELIFT_PYTHON").unwrap_or_else(|_| "/usr/bin/python3".to_owned()));
+    let installed = packaging().join("../target/kubernetes-validate");
+    if installed.exists() && std::env::var("PAGELIFT_PYTHON").is_err() {
+        command.env("PYTHONPATH", installed);
+    }
+    let output = command.args(words).output().inspect_err(|error| eprintln!("skipped: {error}; fix: {fix}")).ok()?;
+    if said(&output).contains("ModuleNotFoundError") {
+        eprintln!("skipped: no module kubernetes_validate; fix: {fix}");
+        return None;
+    }
+    Some(output)
+}
+
+/// Validates files by the schemas of Kubernetes. Unknown fields are errors. `None` if there is no validator.
+fn validate(paths: &[&Path]) -> Option<Output> {
     let script = "import sys, yaml, kubernetes_validate\n\
         for path in sys.argv[1:]:\n\
         \u{20}for document in yaml.safe_load_all(open(path)):\n\
         \u{20}\u{20}kubernetes_validate.validate(document, '1.34', strict=True)\n";
-    let python = std::env::var("PAGELIFT_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let fix = "pip install kubernetes-validate, and PAGELIFT_PYTHON=its python3";
-    let Some(found) = tool(".", &python, &["-c", "import kubernetes_validate, yaml"], fix) else { return };
-    if !found.status.success() {
-        eprintln!("skipped: no module kubernetes_validate; fix: {fix}");
-        return;
-    }
-    let validate = |paths: &[&str]| tool("kubernetes", &python, &[&["-c", script], paths].concat(), fix).unwrap();
+    let paths: Vec<&str> = paths.iter().filter_map(|path| path.to_str()).collect();
+    python(&[&["-c", script], &paths[..]].concat())
+}
+
+#[test]
+fn manifests_fit_the_schemas_of_kubernetes() {
     let files: Vec<PathBuf> =
         fs::read_dir(packaging().join("kubernetes")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    let paths: Vec<&str> = files.iter().filter_map(|path| path.to_str()).collect();
+    let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     assert!(paths.len() >= 5);
-    let output = validate(&paths);
+    let Some(output) = validate(&paths) else { return };
     assert!(output.status.success(), "{}", said(&output));
     let folder = tempfile::tempdir().unwrap();
     let wrong = folder.path().join("wrong.yaml");
     fs::write(&wrong, text("kubernetes/20-daemonset.yaml").replace("hostPID:", "hostPid:")).unwrap();
-    assert!(!validate(&[wrong.to_str().unwrap()]).status.success(), "an unknown field is found");
+    let output = validate(&[&wrong]).unwrap();
+    assert!(!output.status.success() && said(&output).contains("hostPid"), "{}", said(&output));
 }
 
 /// From its own cgroup namespace the pod sees no limits of others, and its image has no machine-id.
@@ -270,21 +285,44 @@ fn the_pod_has_few_rights() {
     }
 }
 
+/// Runs helm, built by `make test-kubernetes` or installed.
+fn helm(words: &[&str]) -> Option<Output> {
+    let built = packaging().join("../target/kubernetes/bin/helm");
+    let built = built.exists().then(|| built.display().to_string());
+    let helm = std::env::var("PAGELIFT_HELM").ok().or(built).unwrap_or_else(|| "helm".to_owned());
+    tool("helm", &helm, words, "make test-kubernetes, or go install helm.sh/helm/v3/cmd/helm@latest")
+}
+
+/// Renders the chart with values. A helm that `go install` has built would assume a server of version 1.20.
+fn render(values: &str) -> Option<Output> {
+    helm(&["template", "test", "pagelift", "--kube-version", "1.34", "--set", values])
+}
+
 #[test]
 fn helm_accepts_the_chart() {
-    let helm = std::env::var("PAGELIFT_HELM").unwrap_or_else(|_| "helm".to_owned());
-    let fix = "go install helm.sh/helm/v3/cmd/helm@latest";
-    for words in
-        [&["lint", "--strict", "pagelift"][..], &["template", "test", "pagelift", "--set", "killSwitch=restore"]]
-    {
-        let Some(output) = tool("helm", &helm, words, fix) else { return };
-        assert!(output.status.success(), "{}", said(&output));
-        let is_template = words[0] == "template";
-        assert!(!is_template || said(&output).contains("agent.off: \"restore\""), "{}", said(&output));
-    }
+    let Some(output) = helm(&["lint", "--strict", "pagelift"]) else { return };
+    assert!(output.status.success(), "{}", said(&output));
     // `--set` reads an unquoted word as a values file does.
-    let template = |value: &str| tool("helm", &helm, &["template", "test", "pagelift", "--set", value], fix).unwrap();
-    assert!(said(&template("killSwitch=false")).contains("agent.off: \"off\""), "YAML's `off`");
-    assert!(!said(&template("killSwitch=")).contains("agent.off:"));
-    assert!(!template("killSwitch=restor").status.success(), "a word that is not understood");
+    for (values, line) in [("killSwitch=restore", "agent.off: \"restore\""), ("killSwitch=false", "agent.off: \"off\"")]
+    {
+        let output = render(values).unwrap();
+        assert!(output.status.success() && said(&output).contains(line), "{values}: {}", said(&output));
+    }
+    assert!(!said(&render("killSwitch=").unwrap()).contains("agent.off:"));
+    assert!(!render("killSwitch=restor").unwrap().status.success(), "a word that is not understood");
+}
+
+#[test]
+fn the_chart_fits_the_schemas_of_kubernetes() {
+    let folder = tempfile::tempdir().unwrap();
+    let rendered = folder.path().join("chart.yaml");
+    let values = "killSwitch=restore,extraCapabilities={SYS_ADMIN,PERFMON},seccompProfile=Unconfined,nodeSelector.zone=a,\
+                  image.tag=x,resources.limits.memory=1Gi";
+    for values in ["", values] {
+        let Some(output) = render(values) else { return };
+        assert!(output.status.success(), "{}", said(&output));
+        fs::write(&rendered, &output.stdout).unwrap();
+        let Some(output) = validate(&[&rendered]) else { return };
+        assert!(output.status.success(), "{values}: {}", said(&output));
+    }
 }
