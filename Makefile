@@ -31,7 +31,7 @@ partly_pure = heap-choice page-cache translation
 pure_tests  = --lib --test relayout --test perf_files
 
 .PHONY: all build rust check test compatibility machines machine-files mutants suites demo bench results install uninstall deb rpm reproducible lint \
-        dependencies clean help
+        dependencies test-kubernetes clean help
 
 all: build
 
@@ -43,6 +43,7 @@ help:
 	@echo 'make machines   some of them, by words in their names: MACHINES='\''linux-6.1 arm64'\'''
 	@echo 'make mutants    mutation testing of the planner, the engine and the pure crates; takes hours'
 	@echo 'make suites     other projects'\'' test suites, plain and lifted, about an hour; SUITES=redis/run for a part'
+	@echo 'make test-kubernetes   the agent on a control plane and a kubelet, which are built once, ten minutes of CPU time'
 	@echo 'make demo       a bundled program plain and lifted, under a minute'
 	@echo 'make bench      the benchmarks; BENCH='\''heap-programs'\'' for some, SUITE=DIR adds the programs of mimalloc-bench'
 	@echo 'make results    the figures of docs/RESULTS.md, an hour and a half; RESULTS='\''redis-*'\'' for a part'
@@ -106,6 +107,10 @@ suites: build
 	@scripts/install-test-tools suites
 	@scripts/fetch-test-sources redis
 	@CARGO=$(CARGO) scripts/suites $(SUITES)
+
+# The record of a run is in docs/FLEET.md.
+test-kubernetes: build
+	@scripts/test-kubernetes
 
 demo: build
 	@$(release)/pagelift demo

@@ -2,7 +2,7 @@
 
 use crate::SOON;
 use crate::machine::Machine;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -10,11 +10,16 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use tempfile::TempDir;
-use test_support::{Context, Need, Program, Session, View, copy_program, pagelift_binary, poll_until, workspace};
+use test_support::{
+    Context, Need, Program, Session, Skipped, View, copy_program, default_huge_page, pagelift_binary, poll_until,
+    workspace,
+};
 
 const SERVER: &str = "agent/serves_from_large_code.c";
 const IMAGE: &str = "localhost/server:test";
 const AGENT: &str = "localhost/pagelift-agent:test";
+/// More pool pages than the server's code and constants need.
+const POOL: u64 = 32 << 20;
 
 /// Needs of the tests with containers.
 pub fn needs() -> Vec<Need> {
@@ -22,16 +27,50 @@ pub fn needs() -> Vec<Need> {
     [&[Need::Root, Need::Thp][..], &commands[..]].concat()
 }
 
+/// Needs of the test with a limit of pool pages.
+pub fn needs_of_limits() -> Vec<Need> {
+    [needs(), vec![Need::Command("unshare".into()), Need::Pool(POOL)]].concat()
+}
+
 /// A store of images and containers for one test.
 struct Podman<'a> {
     t: &'a Context,
     /// Its path is short: podman takes at most 50 characters.
     folder: TempDir,
+    /// Words before each command.
+    before: Vec<&'static str>,
 }
 
 impl<'a> Podman<'a> {
     fn new(t: &'a Context) -> Result<Self> {
-        Ok(Self { t, folder: tempfile::Builder::new().prefix("pagelift-").tempdir()? })
+        Ok(Self { t, folder: tempfile::Builder::new().prefix("pagelift-").tempdir()?, before: Vec::new() })
+    }
+
+    /// Containers in the cgroup hierarchy of version 2. Podman uses it only where it is the sole one, so on other machines
+    /// podman sees no other.
+    ///
+    /// # Errors
+    /// [`Skipped`] if the hierarchy has no controller of hugetlb pages.
+    fn with_cgroup_2(t: &'a Context) -> Result<Self> {
+        const SOLE: &str = "test -e /sys/fs/cgroup/cgroup.controllers || \
+             { umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup; } && exec \"$@\"";
+        let mut podman = Self::new(t)?;
+        podman.before = vec!["unshare", "--mount", "sh", "-c", SOLE, "sh"];
+        let mut read = podman.within("cat");
+        read.arg("/sys/fs/cgroup/cgroup.controllers");
+        let controllers = t.run(read)?.success()?.stdout;
+        if !controllers.split_whitespace().any(|name| name == "hugetlb") {
+            bail!(Skipped(format!("cgroup version 2 has no controller hugetlb; found: {}", controllers.trim())));
+        }
+        Ok(podman)
+    }
+
+    /// A command behind the words.
+    fn within(&self, program: &str) -> Command {
+        let words: Vec<&str> = self.before.iter().copied().chain([program]).collect();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]);
+        command
     }
 
     /// Options that make it independent of the machine's own containers.
@@ -44,7 +83,7 @@ impl<'a> Podman<'a> {
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new("podman");
+        let mut command = self.within("podman");
         command.args(self.options()).args(words);
         command
     }
@@ -107,7 +146,7 @@ fn write_rule(machine: &Machine<'_>) -> Result<()> {
     machine.write(
         "40-ask.toml",
         "[[rule]]\nname = \"ask\"\nmatch = { env = \"PAGELIFT_AGENT\", exe = \"/usr/bin/serves_from_large_code\" }\n\
-         keep = \"always\"\nallow = { lift = [\"text\", \"rodata\"], pages = [\"thp\"] }\n",
+         keep = \"always\"\nallow = { lift = [\"text\", \"rodata\"], pages = [\"thp\", \"hugetlb\"] }\n",
     )
 }
 
@@ -131,6 +170,32 @@ pub fn asks(t: &Context) -> Result<()> {
     poll_until(SOON, "an empty ledger", left)?;
     ensure!(podman.run(&["ps", "--all", "--quiet"])?.is_empty(), "a container is left");
     ensure!(machine.status()?["ledger"]["blocked"] == Value::Array(Vec::new()), "{}", machine.status()?);
+    machine.stop(agent).map(drop)
+}
+
+/// Pages of the pool come out of the container's own limit, though more are free on the machine.
+pub fn limited(t: &Context) -> Result<()> {
+    let (machine, podman) = (Machine::new(t, "act", "")?, Podman::with_cgroup_2(t)?);
+    write_rule(&machine)?;
+    podman.build_server()?;
+    let page = default_huge_page()?;
+    let agent = machine.agent()?;
+    for (pages, is_lifted) in [(1, false), (POOL / page.bytes(), true)] {
+        let file = format!("hugetlb.{}MB.max", page.bytes() >> 20);
+        let limit = format!("--cgroup-conf={file}={}", pages * page.bytes());
+        // Other controllers may be in hierarchies of version 1.
+        let (server, pid) = podman.serve("lift=text,rodata pages=hugetlb", &["--pids-limit=-1", &limit])?;
+        if is_lifted {
+            agent.wait_for_stderr(&format!(": lifted serves_from_large_code[{pid}]"))?;
+            ensure!(View::of(pid)?.usages.iter().any(|usage| usage.hugetlb > 0), "nothing is on pages of the pool");
+        } else {
+            agent.wait_for_stderr(&format!("not lifted serves_from_large_code[{pid}]"))?;
+            let said = agent.stderr_so_far();
+            ensure!(said.contains("1 allowed by ") && said.contains(&file), "{said}");
+            ensure!(View::of(pid)?.huge_bytes() == 0, "it has huge pages");
+        }
+        server.finish()?;
+    }
     machine.stop(agent).map(drop)
 }
 

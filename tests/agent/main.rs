@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         test_case("measured/imported_verdicts_decide", needs(), measured::imported),
         test_case("containers/one_asks_and_is_lifted", containers::needs(), containers::asks),
         test_case("containers/the_agent_runs_in_one", containers::needs(), containers::agent_inside),
+        test_case("containers/a_small_limit_of_pool_pages", containers::needs_of_limits(), containers::limited),
         test_case("metrics_are_scraped", needs(), metrics::scraped),
         test_case("an_address_that_is_taken", vec![], metrics::taken),
     ];
