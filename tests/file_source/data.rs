@@ -127,7 +127,7 @@ fn lifted(t: &Context) -> Result<()> {
     end(session)
 }
 
-/// LMDB maps far more than its file holds: what lies beyond the end of the file is not left alone, but nothing.
+/// LMDB maps more than its file holds. Addresses beyond the end of the file are not reported as left alone.
 fn shorter(t: &Context) -> Result<()> {
     let (path, _held) = held(t)?;
     let mut command = Program::named("file_source/maps_data.c")?.command()?;

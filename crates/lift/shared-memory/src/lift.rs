@@ -262,7 +262,7 @@ impl<K: Kernel> Lifter<'_, K> {
         }
     }
 
-    /// Tries each block once, or fewer if memory has no huge page for many of them one after the other.
+    /// Tries each block once. The pass ends early after many blocks in a row without a free huge page.
     fn pass(
         &mut self,
         index: usize,

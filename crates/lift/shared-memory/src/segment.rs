@@ -113,7 +113,7 @@ impl Contents {
     }
 }
 
-/// Bytes of a segment in one process, which may map parts of it several times.
+/// Bytes of a segment in one process, which may map some offsets several times.
 #[derive(Clone, Debug, Default)]
 pub struct Mapped {
     /// The offsets and bytes of all mappings with the same distance between addresses and offsets, by that distance:

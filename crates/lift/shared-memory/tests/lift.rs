@@ -311,7 +311,7 @@ fn blocks_without_a_free_huge_page_are_tried_again() {
     assert_eq!(kernel.calls[18..20], [18, 19]);
     // A pass that lifts something is followed by another.
     let mut kernel = full(40);
-    kernel.answers.extend((0..40).filter(|block| block % 10 != 0).map(|block| (block, vec![Refusal::NoPage; 2])));
+    kernel.answers.extend((0..40).filter(|block| block % 10 != 0).map(|block| (block, vec![Refusal::NoPage])));
     let (blocks, refused, _) = lifted(1, 40, &BUDGET, &mut kernel);
     assert_eq!((blocks, refused.len()), (40, 0));
 }

@@ -68,13 +68,13 @@ fn a_block_that_is_huge_is_not_left_alone_whatever_the_kernel_refuses() {
 fn bytes_that_a_process_maps_several_times_count_once() {
     let huge_view = |start, blocks, offset, huge| View { huge, ..view(start, blocks, offset) };
     let away = 1 << 36;
-    // The whole segment thrice, in pieces, and a part of it a fourth time.
+    // All offsets are mapped three times, in pieces, and some a fourth time.
     let mut views: Vec<View> =
         (0..3).map(|time| huge_view(START + time * away, 2, 0, 2 * HUGE - time * HUGE)).collect();
     views.extend((0..3).map(|time| huge_view(START + time * away + 2 * HUGE, 2, 2 * HUGE, HUGE)));
     views.push(huge_view(START + 9 * away, 1, HUGE, HUGE));
     assert_eq!(segment(views, &[], 4 * HUGE).huge(), 3 * HUGE);
-    // Two parts, each at a place of its own.
+    // Each half is mapped once, at its own distance.
     let apart = vec![huge_view(START, 2, 0, HUGE), huge_view(START + away, 2, 2 * HUGE, 2 * HUGE)];
     assert_eq!(segment(apart, &[], 4 * HUGE).huge(), 3 * HUGE);
 }

@@ -113,7 +113,7 @@ pub fn lift_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlac
     lift_within(pids, options, &mut Rooms::default(), Turn::Only).map(|(report, _)| report)
 }
 
-/// The place of a lift among those of the same memory.
+/// The place of a lift among all lifts of the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// Nobody waits for it.
