@@ -44,7 +44,7 @@ const SECTIONS: &[Sections] = &[
         "attach",
         &[
             ("pagelift attach redis-server", "Lift code and read-only data of a running program"),
-            ("pagelift attach --lift shared --dry-run postgres", "Show the price of shared memory"),
+            ("pagelift attach --lift shared --dry-run --all postgres", "Show the price of shared memory"),
             ("pagelift attach --unit mariadb.service --lift all", "Lift all memory of a service"),
         ],
     ),
@@ -324,10 +324,12 @@ mod tests {
                 let words = example.split(' ').take_while(|word| *word != ">").map(OsString::from);
                 match parse::<Cli>(words) {
                     Ok(_) => {}
-                    // No program with this name runs here.
+                    // No process runs this program here, or several do.
                     Err(error)
                         if error.kind() == ErrorKind::ValueValidation
-                            && error.to_string().contains("no process runs") => {}
+                            && ["no process runs", "processes run"]
+                                .iter()
+                                .any(|end| error.to_string().contains(end)) => {}
                     Err(error) => panic!("{example}: {error}"),
                 }
             }
