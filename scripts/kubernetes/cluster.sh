@@ -169,7 +169,7 @@ stop_cluster() {
     done
     [ ${#started[@]} = 0 ] || kill "${started[0]}" 2>/dev/null
     wait 2>/dev/null
-    for place in /sys/fs/cgroup/{kubepods,*/kubepods,*/kubepods-limited,*/k8s.io}; do
+    for place in /sys/fs/cgroup/{kubepods,*/kubepods,*/k8s.io}; do
         [ ! -d "$place" ] || find "$place" -depth -type d -exec rmdir {} + 2>/dev/null
     done
 }
