@@ -46,7 +46,7 @@ impl<'a> Podman<'a> {
         Ok(Self { t, folder: tempfile::Builder::new().prefix("pagelift-").tempdir()?, before: Vec::new() })
     }
 
-    /// Containers in the cgroup hierarchy of version 2. Podman uses it only where it is the sole one, so on other machines
+    /// Containers in the cgroup hierarchy of version 2. Podman uses it only if it is the sole one, so on other machines
     /// podman sees no other.
     ///
     /// # Errors
