@@ -13,6 +13,8 @@ const AT_ONCE: u64 = 32 << 20;
 const MOST_FRAGMENTED: u32 = 8;
 /// Slow blocks after which all is left.
 const MOST_SLOW: u32 = 3;
+/// Number of other blocks that outweigh a slow one: a loaded machine delays single blocks.
+const FAST_FOR_ONE_SLOW: u32 = 16;
 /// The first pause before blocks that were in use are tried again. It doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
@@ -144,6 +146,7 @@ pub fn lift(
         kernel,
         worst: Duration::ZERO,
         slow: 0,
+        fast: 0,
         added: 0,
         without_page: Duration::ZERO,
         checked: (0, 0),
@@ -163,7 +166,10 @@ struct Lifter<'a, K> {
     budget: &'a Budget,
     kernel: &'a mut K,
     worst: Duration,
+    /// Slow blocks, less those that other blocks outweigh.
     slow: u32,
+    /// Blocks that were not slow since the last change of `slow`.
+    fast: u32,
     /// Bytes that were added, in all segments.
     added: u64,
     /// Time that was spent on blocks without a free huge page.
@@ -430,7 +436,14 @@ impl<K: Kernel> Lifter<'_, K> {
 
     fn note_time(&mut self, time: Duration) {
         self.worst = self.worst.max(time);
-        self.slow += u32::from(time > self.budget.block);
+        if time > self.budget.block {
+            (self.slow, self.fast) = (self.slow + 1, 0);
+        } else {
+            self.fast += 1;
+        }
+        if self.fast >= FAST_FOR_ONE_SLOW {
+            (self.slow, self.fast) = (self.slow.saturating_sub(1), 0);
+        }
         if self.slow >= MOST_SLOW {
             self.stopped = Some(Reason::Slow { milliseconds: self.worst.as_millis() as u64 });
         }

@@ -40,6 +40,8 @@ struct Simulated {
     open: i32,
     now: Duration,
     per_block: Duration,
+    /// Blocks that take a second longer.
+    slow: BTreeSet<u64>,
     pauses: u32,
     /// Number of compactions that succeed. Each gives every block a huge page.
     compactions: u32,
@@ -86,7 +88,7 @@ impl Kernel for Simulated {
         assert_eq!(addresses.len(), HUGE);
         let block = (addresses.start().0 - START - pid as u64 * APART) / HUGE;
         self.calls.push(block);
-        self.now += self.per_block;
+        self.now += self.per_block + Duration::from_secs(self.slow.contains(&block).into());
         match self.answers.get_mut(&block).and_then(Vec::pop) {
             Some(refusal) => Err(refusal),
             None => {
@@ -355,6 +357,15 @@ fn slow_blocks_and_the_end_of_the_time_end_all() {
     let budget = Budget { all: Duration::from_secs(1), ..BUDGET };
     let (blocks, refused, _) = lifted(1, 40, &budget, &mut kernel);
     assert_eq!((blocks, refused), (10, vec![(Reason::TimeIsUp { seconds: 1 }, 30)]));
+}
+
+#[test]
+fn single_slow_blocks_among_many_do_not_end_a_lift() {
+    let slow_each = |blocks| Simulated { slow: (0..100).step_by(blocks).collect(), ..full(100) };
+    let (blocks, refused, outcome) = lifted(1, 100, &BUDGET, &mut slow_each(20));
+    assert_eq!((blocks, refused.len(), outcome.worst), (100, 0, Duration::from_secs(1)));
+    let (blocks, refused, _) = lifted(1, 100, &BUDGET, &mut slow_each(10));
+    assert_eq!((blocks, refused), (21, vec![(Reason::Slow { milliseconds: 1000 }, 79)]));
 }
 
 #[test]
