@@ -44,7 +44,7 @@ const MOST_TIME: Duration = Duration::from_secs(600);
 const MOST_TIME_PER_MIB: Duration = Duration::from_millis(250);
 /// Time that blocks without a free huge page may take in a lift for which a user waits.
 const MOST_TIME_WITHOUT_PAGE: Duration = Duration::from_secs(30);
-/// The same in other lifts, which are repeated.
+/// Time that such blocks may take in other lifts, which are repeated.
 const LESS_TIME_WITHOUT_PAGE: Duration = Duration::from_secs(1);
 /// How often a block whose pages are in use is tried.
 const TRIES: u32 = 6;

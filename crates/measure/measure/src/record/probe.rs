@@ -17,7 +17,7 @@ pub struct Translation {
     /// The compared times of loads in all passes; absent in records of before they were kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_ranges: Option<CostRanges>,
-    /// The same for jumps in code.
+    /// The compared times of jumps in code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code_ranges: Option<CostRanges>,
     /// CPUs that other programs used meanwhile.
