@@ -89,7 +89,9 @@ fn command_of(value: &Value) -> Result<&str> {
 /// A lift of a server by the command that doctor recommends, its measurement, and the way back.
 fn administrator(t: &Context) -> Result<()> {
     for command in ["pagelift inspect $(command -v mariadbd)", "pagelift run --dry-run -- mariadbd --version"] {
-        let plan = typed(t, command)?.stdout;
+        let output = typed(t, command)?;
+        // A dry run prints where the program would report its errors.
+        let plan = output.stdout + &output.stderr;
         ensure!(plan.lines().next().is_some_and(|line| line.ends_with(" would be on huge pages")), "{plan}");
     }
     let mut server = MariadbServer::prepare(t, "jobs")?;
@@ -196,7 +198,8 @@ fn developer(t: &Context) -> Result<()> {
     ensure!(answers.huge != "0 B", "{answers}");
     served.send("\n")?;
     served.finish()?.success()?;
-    let measure = before.measure.context("nothing measures the heap")?;
+    // On a CPU with a large TLB little gain is likely: the guide's command.
+    let measure = before.measure.unwrap_or_else(|| "pagelift bench --heap=auto -- CMD".to_owned());
     measured(t, &measure.replace("CMD", &format!("{index} 1")), "").map(drop)
 }
 
@@ -249,7 +252,6 @@ fn packager(t: &Context) -> Result<()> {
     fs::create_dir(&root)?;
     fs::copy(Program::named("cli/has_constants_and_heap.c")?.build()?, &file)?;
     let original = fs::read(&file)?;
-    let planned = first_size(&typed(t, "pagelift inspect package/program")?.stdout)?;
     for (options, done) in [("", "aligned to 2 MiB already"), (" --relayout", "agree with huge pages of 2 MiB already")]
     {
         let check = format!("pagelift align{options} --check package/program");
@@ -262,8 +264,9 @@ fn packager(t: &Context) -> Result<()> {
         typed(t, fix)?;
         let now = typed(t, &check)?.stdout;
         ensure!(now.contains(done) || !is_usual(), "{now}");
-        let again = first_size(&typed(t, "pagelift inspect package/program")?.stdout)?;
-        ensure!(again >= planned, "{planned} MiB before, {again} MiB after {fix}");
+        // It may be less than before: a base at which addresses agree with the file costs no memory.
+        let planned = typed(t, "pagelift inspect package/program")?.stdout;
+        ensure!(first_size(&planned)? > 0.0, "nothing to lift after {fix}: {planned}");
         let mut plain = started(t, "exec package/program")?;
         Answers::that_agree(t, plain.pid())?;
         plain.send("\n")?;

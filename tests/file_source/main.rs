@@ -283,7 +283,7 @@ fn attach(t: &Context) -> Result<()> {
         check_all_from_file(&session, &path)?;
         // The file is mapped as before: there is nothing to restore.
         let output = t.run(t.pagelift(&["detach", &session.pid().to_string()])?)?.success()?;
-        ensure!(output.stderr.contains("is lifted"), "{}", output.stderr);
+        ensure!(output.stderr.contains(" of mapped files stays on huge pages of the page cache"), "{}", output.stderr);
     }
     let after = fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
     ensure!(before == after, "the mappings have changed:\n{before}\n{after}");
