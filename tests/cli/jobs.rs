@@ -90,7 +90,7 @@ fn command_of(value: &Value) -> Result<&str> {
 fn administrator(t: &Context) -> Result<()> {
     for command in ["pagelift inspect $(command -v mariadbd)", "pagelift run --dry-run -- mariadbd --version"] {
         let output = typed(t, command)?;
-        // A dry run prints where the program would report its errors.
+        // A dry run prints to the standard error of the program.
         let plan = output.stdout + &output.stderr;
         ensure!(plan.lines().next().is_some_and(|line| line.ends_with(" would be on huge pages")), "{plan}");
     }

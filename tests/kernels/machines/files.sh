@@ -208,7 +208,7 @@ can() {
     [ "$found" = 0 ] || ! $disabled_is_small || failed "$1: $found KiB are huge by themselves: this would check nothing"
     tells "$1: attach" "(file)" pagelift attach --pages file --lift text,rodata $pid
     on_file "$1: attached"
-    tells "$1: detach" "is lifted" pagelift detach $pid
+    tells "$1: detach" "of mapped files stays on huge pages" pagelift detach $pid
     ended_well "$1: after attach and detach"
 
     feature "file on $1: attach, small"
