@@ -56,7 +56,11 @@ fn what_lies_in_huge_folios_is_mapped_anew() {
 
 #[test]
 fn what_lies_beyond_the_end_of_the_file_is_not_considered() {
-    let file = CachedFile { path: "/data".to_owned(), huge: vec![2 * HUGE..3 * HUGE], ..CachedFile::default() };
+    let file = CachedFile {
+        path: "/data".to_owned(),
+        huge: std::iter::once(2 * HUGE..3 * HUGE).collect(),
+        ..CachedFile::default()
+    };
     let policy = Policy { kinds: Kinds::of(&[Kind::Files]), ..Policy::default() };
     // Eight blocks are mapped from the second one on, and the file ends within the fifth.
     let views = vec![FileView { offset: HUGE, ..view() }];

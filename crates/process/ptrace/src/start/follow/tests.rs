@@ -261,6 +261,8 @@ fn a_program_that_ends_before_anyone_looks_after_its_entry_is_reported() {
         shell.stdin.take().unwrap().write_all(b"go\n").unwrap();
         let mut missed = Missed::default();
         follow_to_its_end(&mut Following { follower, handler: &mut missed }, pid);
+        // The follower has waited for it.
+        drop(shell.wait());
         let [(missed, why)] = &missed.0[..] else { panic!("{:?}", missed.0) };
         assert_eq!(*missed, pid.as_raw());
         assert!(why.starts_with("it ended before its entry"), "{why}");
