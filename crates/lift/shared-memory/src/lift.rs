@@ -5,18 +5,20 @@ use crate::plan::{Machine, Plan, Refused, Work, next_view, offsets, refuse, refu
 use crate::segment::{Held, Segment, View};
 use address_space::{AddressRange, PageSize};
 use core::time::Duration;
+use std::collections::VecDeque;
 
 /// Bytes of blocks between two checks of free memory; at least one block.
 const AT_ONCE: u64 = 32 << 20;
 /// Blocks without a free huge page, one after the other, after which a pass over a segment ends: each may take the
 /// kernel long.
-const MOST_FRAGMENTED: u32 = 8;
+const MOST_FRAGMENTED: usize = 8;
 /// Slow blocks after which all is left.
 const MOST_SLOW: u32 = 3;
 /// Number of other blocks that outweigh a slow one: a loaded machine delays single blocks.
 const FAST_FOR_ONE_SLOW: u32 = 16;
-/// The first pause before blocks that were in use are tried again. It doubles.
+/// The first pause before blocks that were in use are tried again. It doubles, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(640);
 
 /// The kernel's operations that a lift needs.
 pub trait Kernel {
@@ -101,7 +103,7 @@ pub struct Budget {
     pub all: Duration,
     /// Time that a block may take; a few slower ones end the lift.
     pub block: Duration,
-    /// Time that blocks without a free huge page may take, all together, and with compaction.
+    /// Time that blocks without a free huge page may take, all together, with compaction and pauses.
     pub without_page: Duration,
     /// Number of tries of a block that is in use, or for which no huge page is free. Also the number of passes over a
     /// segment that may end for lack of huge pages and lift nothing.
@@ -183,21 +185,22 @@ struct Lifter<'a, K> {
 }
 
 /// A planned block that is not done.
-#[derive(Clone, Copy)]
 struct Waiting {
     work: Work,
     /// Number of tries so far.
     tries: u32,
+    /// Why the last one failed.
+    failed: Option<Reason>,
 }
 
-/// The blocks of a segment that one pass leaves.
+/// The outcome of one pass over the blocks of a segment.
 #[derive(Default)]
 struct Pass {
-    /// Blocks to be tried later: those that were not tried, then those that failed.
-    left: Vec<Waiting>,
     /// Number of blocks that were lifted.
     lifted: u64,
-    /// The pass ended early for lack of huge pages.
+    /// No huge page was free for some block.
+    lacks_pages: bool,
+    /// No huge page was free for many blocks in a row, or for any: the rest was not tried.
     is_cut: bool,
     /// Nothing more is done in the segment.
     ends: Option<Reason>,
@@ -245,42 +248,53 @@ impl<K: Kernel> Lifter<'_, K> {
     }
 
     fn blocks(&mut self, index: usize, segment: &Segment, work: &[Work], lifted: &mut Lifted) {
-        let mut waiting: Vec<Waiting> = work.iter().map(|work| Waiting { work: *work, tries: 0 }).collect();
+        let mut waiting: VecDeque<_> =
+            work.iter().map(|work| Waiting { work: *work, tries: 0, failed: None }).collect();
         let mut gone = vec![false; segment.views.len()];
         let (mut pause, mut in_vain) = (FIRST_PAUSE, 0);
         self.checked = (0, 0);
         loop {
-            let pass = self.pass(index, segment, &waiting, &mut gone, lifted);
-            waiting = pass.left;
+            let pass = self.pass(index, segment, &mut waiting, &mut gone, lifted);
             in_vain = if pass.is_cut && pass.lifted == 0 { in_vain + 1 } else { 0 };
             let ends = pass.ends.or((in_vain >= self.budget.tries.max(1)).then_some(Reason::Fragmented));
             if let Some(reason) = ends {
-                waiting.iter().for_each(|waiting| self.leave(lifted, &reason, &[waiting.work]));
+                for Waiting { work, failed, .. } in waiting {
+                    let own = failed.filter(|_| reason == Reason::Fragmented);
+                    self.leave(lifted, own.as_ref().unwrap_or(&reason), &[work]);
+                }
                 return;
             }
             if waiting.is_empty() {
                 return;
             }
             if !pass.is_cut || !self.compact() {
+                let begin = self.kernel.elapsed();
                 self.kernel.pause(pause);
-                pause = if pass.is_cut && pass.lifted > 0 { FIRST_PAUSE } else { pause * 2 };
+                if pass.lacks_pages {
+                    self.note_no_page(begin);
+                }
+                pause = if pass.is_cut && pass.lifted > 0 { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             }
         }
     }
 
-    /// Tries each block once. The pass ends early after many blocks in a row without a free huge page.
+    /// Tries each block once. Those that may succeed later are left, behind those that were not tried.
     fn pass(
         &mut self,
         index: usize,
         segment: &Segment,
-        waiting: &[Waiting],
+        waiting: &mut VecDeque<Waiting>,
         gone: &mut [bool],
         lifted: &mut Lifted,
     ) -> Pass {
-        let (mut pass, mut failed, mut fragmented) = (Pass::default(), Vec::new(), 0);
-        for (at, waits) in waiting.iter().enumerate() {
-            let Waiting { work: mut item, tries } = *waits;
-            self.remaining = (waiting.len() - at) as u64;
+        let (mut pass, mut later, mut fragmented) = (Pass::default(), Vec::new(), 0);
+        let most_fragmented = MOST_FRAGMENTED.min(waiting.len());
+        while !pass.is_cut
+            && pass.ends.is_none()
+            && let Some(waits) = waiting.pop_front()
+        {
+            let (mut item, tries) = (waits.work, waits.tries + 1);
+            self.remaining = waiting.len() as u64 + 1;
             let begin = self.kernel.elapsed();
             let done = self.through_any(index, segment, &mut item, gone);
             let has_no_page = matches!(done, Done::Later(Reason::Fragmented));
@@ -292,30 +306,26 @@ impl<K: Kernel> Lifter<'_, K> {
                     lifted.read_back += held.swapped;
                     self.added += held.adds(self.machine.huge);
                 }
-                Done::Later(_) if tries + 1 < self.budget.tries => {
-                    failed.push(Waiting { work: item, tries: tries + 1 })
+                Done::Later(reason) if tries < self.budget.tries => {
+                    later.push(Waiting { work: item, tries, failed: Some(reason) });
                 }
                 Done::Later(reason) | Done::Refused(reason) => self.leave(lifted, &reason, &[item]),
                 Done::Gone { .. } => self.leave(lifted, &Reason::Gone, &[item]),
                 Done::Ends(reason) => {
                     pass.ends = Some(reason);
-                    pass.left.extend(&waiting[at..]);
-                    break;
+                    waiting.push_front(waits);
                 }
             }
             if has_no_page {
+                pass.lacks_pages = true;
                 self.note_no_page(begin);
                 if self.without_page >= self.budget.without_page {
                     pass.ends = Some(Reason::Fragmented);
                 }
             }
-            pass.is_cut = fragmented >= MOST_FRAGMENTED;
-            if pass.is_cut || pass.ends.is_some() {
-                pass.left.extend(&waiting[at + 1..]);
-                break;
-            }
+            pass.is_cut = fragmented >= most_fragmented;
         }
-        pass.left.extend(failed);
+        waiting.extend(later);
         pass
     }
 

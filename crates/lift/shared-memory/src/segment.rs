@@ -2,7 +2,7 @@
 
 use crate::{Reason, SegmentKind};
 use address_space::{AddressRange, FileNumbers, PageSize, RangeSet};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Identity of a segment. Inode numbers of System V segments are their identifiers, which other kinds and other IPC namespaces
@@ -116,34 +116,39 @@ impl Contents {
 /// Bytes of a segment in one process, which may map some offsets several times.
 #[derive(Clone, Debug, Default)]
 pub struct Mapped {
-    /// The offsets and bytes of all mappings with the same distance between addresses and offsets, by that distance:
-    /// each offset is mapped at most once among them.
-    by_distance: BTreeMap<u64, (Range<u64>, u64)>,
+    /// The offsets of each mapping, and its bytes.
+    mappings: Vec<(Range<u64>, u64)>,
 }
 
 impl Mapped {
     /// Adds the bytes of a mapping.
     pub fn add(&mut self, range: AddressRange, offset: u64, bytes: u64) {
-        let offsets = offset..offset.saturating_add(range.len());
-        let distance = range.start().0.wrapping_sub(offset);
-        let (all, sum) = self.by_distance.entry(distance).or_insert_with(|| (offsets.clone(), 0));
-        *all = all.start.min(offsets.start)..all.end.max(offsets.end);
-        *sum += bytes;
+        self.mappings.push((offset..offset.saturating_add(range.len()), bytes));
     }
 
-    /// Returns the bytes. Among mappings that show the same offsets, the one with the most bytes counts.
+    /// Returns the bytes. Where several mappings show the same offsets, the one with the largest share of bytes counts.
     pub fn bytes(&self) -> u64 {
-        let mut parts: Vec<_> = self.by_distance.values().cloned().collect();
-        parts.sort_by_key(|(offsets, _)| offsets.start);
-        let (mut sum, mut most, mut end) = (0, 0, 0);
-        for (offsets, bytes) in parts {
-            if offsets.start >= end {
-                sum += std::mem::take(&mut most);
-            }
-            most = bytes.max(most);
-            end = offsets.end.max(end);
+        let mut ends = Vec::new();
+        for (index, (offsets, bytes)) in
+            self.mappings.iter().enumerate().filter(|(_, (offsets, _))| !offsets.is_empty())
+        {
+            // The bits of positive numbers are in the order of the numbers.
+            let share = (*bytes as f64 / (offsets.end - offsets.start) as f64).to_bits();
+            ends.extend([(offsets.start, true, (share, index)), (offsets.end, false, (share, index))]);
         }
-        sum + most
+        ends.sort_unstable();
+        let (mut sum, mut before, mut shown) = (0.0, 0, BTreeSet::new());
+        for (offset, begins, mapping) in ends {
+            let most = shown.last().map_or(0.0, |(share, _)| f64::from_bits(*share));
+            sum += most * (offset - before) as f64;
+            before = offset;
+            if begins {
+                shown.insert(mapping)
+            } else {
+                shown.remove(&mapping)
+            };
+        }
+        sum.round() as u64
     }
 }
 

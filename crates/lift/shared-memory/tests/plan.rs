@@ -3,7 +3,7 @@
 use address_space::{Address, AddressRange, Mapping, MappingName, PageSize, Protection, RangeSet};
 use proptest::prelude::*;
 use shared_memory::{
-    Contents, Held, Machine, Policy, Reason, Segment, SegmentKey, SegmentKind, View, Work, most_holes, plan,
+    Contents, Held, Machine, Mapped, Policy, Reason, Segment, SegmentKey, SegmentKind, View, Work, most_holes, plan,
 };
 
 const HUGE: u64 = 1 << 21;
@@ -62,6 +62,24 @@ fn a_block_that_is_huge_is_not_left_alone_whatever_the_kernel_refuses() {
     let (work, refused) =
         planned(segment(vec![first], &[(0, HUGE), (1, HUGE)], 2 * HUGE), &machine(), Policy::default());
     assert_eq!((work, refused), (vec![], vec![(Reason::Mergeable, 1, HUGE)]));
+}
+
+#[test]
+fn overlapping_mappings_count_each_offset_once() {
+    let bytes = |mappings: &[(u64, u64, u64)]| {
+        let mut mapped = Mapped::default();
+        for (index, (offset, length, bytes)) in mappings.iter().enumerate() {
+            let address = Address(START + ((index as u64) << 40));
+            mapped.add(AddressRange::sized(address, length * HUGE), offset * HUGE, bytes * HUGE);
+        }
+        mapped.bytes() / HUGE
+    };
+    assert_eq!(bytes(&[]), 0);
+    // A chain; two parts around a third one; one inside of another.
+    assert_eq!(bytes(&[(0, 10, 10), (9, 11, 11), (19, 11, 11)]), 30);
+    assert_eq!(bytes(&[(0, 1, 1), (9, 1, 1), (4, 1, 1)]), 3);
+    assert_eq!(bytes(&[(0, 10, 10), (2, 4, 4), (2, 4, 0)]), 10);
+    assert_eq!(bytes(&[(0, 10, 0), (2, 4, 4), (2, 4, 4)]), 4);
 }
 
 #[test]

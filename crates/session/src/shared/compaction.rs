@@ -2,9 +2,10 @@
 
 use shared_memory::rest_after;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread::spawn;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// Compacts the memory of all nodes (`Documentation/admin-guide/sysctl/vm.rst`). Only root may write to it.
@@ -12,51 +13,99 @@ const COMPACT: &str = "/proc/sys/vm/compact_memory";
 /// Longest wait for a compaction. On a large machine it continues beside the lift.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// The times of compactions: they take 2 % of a CPU at most.
-#[derive(Debug, Default)]
-pub(super) struct Compaction {
-    /// No compaction begins before this time.
+/// The compactions of this process, whose effect is on the whole machine.
+static COMPACTIONS: Compactions = Compactions { times: Mutex::new(Times { runs: false, not_before: None }) };
+
+/// Compactions that take 2 % of a CPU at most.
+struct Compactions {
+    times: Mutex<Times>,
+}
+
+struct Times {
+    /// One runs.
+    runs: bool,
+    /// No other one begins before this time.
     not_before: Option<Instant>,
 }
 
-impl Compaction {
-    /// Compacts memory, unless the last compaction was too recent. True if free pages may have become adjacent.
-    pub fn compact(&mut self) -> bool {
-        self.compact_by(Path::new(COMPACT))
-    }
+/// Compacts memory, unless the last compaction was too recent. True if free pages may have become adjacent.
+pub(super) fn compact() -> bool {
+    COMPACTIONS.compact(COMPACT.into())
+}
 
-    fn compact_by(&mut self, path: &Path) -> bool {
-        let begin = Instant::now();
-        if self.not_before.is_some_and(|time| begin < time) {
+impl Compactions {
+    fn compact(&'static self, path: PathBuf) -> bool {
+        if !self.begin() {
             return false;
         }
-        let ((ended, end), path) = (channel(), path.to_owned());
-        // Nothing waits for this thread: it ends with the process.
-        spawn(move || ended.send(fs::write(path, "1").is_ok()));
-        let compacted = match end.recv_timeout(LONGEST_WAIT) {
+        let (ended, end) = channel();
+        let work = move || {
+            let begin = Instant::now();
+            let compacted = fs::write(path, "1").is_ok();
+            self.end(begin.elapsed());
+            let _ = ended.send(compacted);
+        };
+        // Nothing waits for the thread: it ends with the process.
+        if Builder::new().spawn(work).is_err() {
+            self.end(Duration::ZERO);
+            return false;
+        }
+        match end.recv_timeout(LONGEST_WAIT) {
             Ok(compacted) => compacted,
             Err(RecvTimeoutError::Timeout) => true,
             Err(RecvTimeoutError::Disconnected) => false,
-        };
-        self.not_before = Instant::now().checked_add(rest_after(begin.elapsed()));
-        compacted
+        }
+    }
+
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self) -> bool {
+        let mut times = self.times();
+        let may = !times.runs && times.not_before.is_none_or(|time| Instant::now() >= time);
+        times.runs |= may;
+        may
+    }
+
+    fn end(&self, took: Duration) {
+        let not_before = Instant::now().checked_add(rest_after(took));
+        *self.times() = Times { runs: false, not_before };
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
+    fn compactions() -> &'static Compactions {
+        Box::leak(Box::new(Compactions { times: Mutex::new(Times { runs: false, not_before: None }) }))
+    }
 
     #[test]
     fn a_compaction_is_followed_by_a_rest() {
         let file = std::env::temp_dir().join(format!("pagelift-compact-{}", std::process::id()));
-        let mut compaction = Compaction::default();
-        assert!(compaction.compact_by(&file));
+        let compactions = compactions();
+        let begin = Instant::now();
+        assert!(compactions.compact(file.clone()));
         assert_eq!(fs::read_to_string(&file).unwrap(), "1");
         fs::remove_file(&file).unwrap();
-        compaction.not_before = Some(Instant::now() + Duration::from_secs(3600));
-        assert!(!compaction.compact_by(&file) && !file.exists());
-        let of_another = Path::new("/proc/self/no-such-file");
-        assert!(!Compaction::default().compact_by(of_another), "this user may not");
+        assert!(compactions.times().not_before.is_some_and(|time| time > begin));
+        compactions.end(Duration::from_secs(3600));
+        assert!(!compactions.compact(file.clone()) && !file.exists());
+    }
+
+    #[test]
+    fn no_compaction_begins_while_one_runs() {
+        let compactions = compactions();
+        assert!(compactions.begin() && !compactions.begin());
+        compactions.end(Duration::ZERO);
+        assert!(!compactions.times().runs);
+    }
+
+    #[test]
+    fn a_user_who_may_not_compact_learns_it() {
+        assert!(!compactions().compact(Path::new("/proc/self/no-such-file").into()));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::asking::{Asking, SkippedProcess};
 use super::cgroup::memory_left;
-use super::compaction::Compaction;
+use super::compaction::compact;
 use super::contents::{held_in, room};
 use super::gather::Family;
 use super::private;
@@ -24,20 +24,19 @@ use std::time::{Duration, Instant};
 /// The share of the machine's memory that stays available: one part in so many.
 const SHARE_LEFT_ALONE: u64 = 16;
 
-/// Rooms of memory cgroups, by directory, and of tmpfs file systems, as one or several lifts have found them, and the
-/// times of their compactions.
+/// Rooms of memory cgroups, by directory, and of tmpfs file systems, as one or several lifts have found them.
 #[derive(Debug, Default)]
 pub(super) struct Rooms {
     of_cgroups: Margins<String>,
     pub of_tmpfs: Margins<(u32, u32)>,
-    /// `None` if the lifts compact no memory.
-    compaction: Option<Compaction>,
+    /// The lifts may compact memory.
+    may_compact: bool,
 }
 
 impl Rooms {
     /// The rooms of several lifts that may compact memory.
     pub fn that_may_compact() -> Self {
-        Self { compaction: Some(Compaction::default()), ..Self::default() }
+        Self { may_compact: true, ..Self::default() }
     }
 }
 
@@ -179,7 +178,7 @@ impl Kernel for Live<'_> {
     }
 
     fn compact(&mut self) -> bool {
-        self.rooms.compaction.as_mut().is_some_and(Compaction::compact)
+        self.rooms.may_compact && compact()
     }
 
     /// Without the time spent on waiting for processes that did not answer.
