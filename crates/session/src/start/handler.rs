@@ -345,8 +345,7 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Lifter<T> {
     }
 
     fn unlifted(&mut self, pid: i32, why: String) -> After {
-        let known = self.in_between.remove(&pid).map(|program| program.name).filter(|name| !name.is_empty());
-        let mut report = LiftReport::new(pid, known.unwrap_or_else(|| program_name(pid)));
+        let mut report = LiftReport::new(pid, program_name(pid));
         report.lift.unlifted = Some(why);
         self.conclude(&report)
     }
@@ -540,6 +539,15 @@ impl<T: FnMut(&StartEvent<'_>) + Send> Handler for Lifter<T> {
 
     fn missed(&mut self, pid: i32, why: &io::Error) -> After {
         self.unlifted(pid, format!("it could not be stopped at its entry: {why}"))
+    }
+
+    fn ended_unseen(&mut self, pid: i32) {
+        self.without_heap.remove(&pid);
+        self.file.iter_mut().for_each(KnownFile::let_go);
+        let program = self.in_between.remove(&pid).map(|program| program.name).filter(|name| !name.is_empty());
+        let mut report = LiftReport::new(pid, program.unwrap_or_else(|| "?".to_owned()));
+        report.lift.unlifted = Some("it ended before its entry, or before its helper was scheduled".to_owned());
+        (self.tell)(&StartEvent::EndedUnseen { report: &report });
     }
 
     fn refused(&mut self, pid: i32, why: &str) -> After {

@@ -105,6 +105,11 @@ pub enum StartEvent<'a> {
         /// True if the program is ended because of [`StartOptions::require`].
         ended: bool,
     },
+    /// A program has ended before it could be lifted. Its number may be another process's.
+    EndedUnseen {
+        /// The reason.
+        report: &'a LiftReport,
+    },
     /// A program has been lifted further, executed another program, or ended, after it was to be lifted later. It runs, or has
     /// ended.
     Settled {

@@ -303,6 +303,7 @@ impl<'a> Teller<'a> {
                 }
             }
             StartEvent::Concluded { report, ended } => self.conclude(report, *ended),
+            StartEvent::EndedUnseen { report } => self.note_unseen(report),
             StartEvent::Ends { pid } => self.end_sum(*pid),
             StartEvent::Settled { report, pause, no_perf_map } => {
                 self.settle(report, *pause);
@@ -380,6 +381,16 @@ impl<'a> Teller<'a> {
         let line = self.sums_up().then(|| lock(&self.sum).end(&self.args.only)).flatten();
         if let Some(line) = line {
             self.say_later(pid, &line, "");
+        }
+    }
+
+    /// Counts and reports a program that has ended, whose standard error is closed.
+    fn note_unseen(&self, report: &LiftReport) {
+        if self.sums_up() {
+            lock(&self.sum).add(report);
+        }
+        if let Some(path) = self.args.outcome.report.as_ref().filter(|path| !is_standard_output(path)) {
+            let _ = report.write(path, !self.args.only.is_empty());
         }
     }
 

@@ -217,9 +217,8 @@ impl<H: Handler> Following<'_, H> {
             Waited::Ended(pid) => {
                 let state = self.follower.threads.remove(&pid.as_raw());
                 self.follower.waits.forget(pid);
-                if matches!(state, Some(State::Entry { .. } | State::Mapping)) {
-                    let why = "it ended before its entry, or before its helper was scheduled";
-                    let _ = self.handler.missed(pid.as_raw(), &io::Error::other(why));
+                if matches!(state, Some(State::Entry { .. })) {
+                    self.handler.ended_unseen(pid.as_raw());
                 }
             }
         }

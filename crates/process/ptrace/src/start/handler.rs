@@ -64,6 +64,9 @@ pub trait Handler {
     fn at_entry(&mut self, stop: &EntryStop) -> After;
     /// Called instead of [`Handler::at_entry`] for a program that cannot be stopped there and is not lifted.
     fn missed(&mut self, pid: i32, why: &io::Error) -> After;
+    /// Called instead of [`Handler::at_entry`] for a program that has ended before it was stopped there. Its number may be
+    /// another process's.
+    fn ended_unseen(&mut self, _pid: i32) {}
     /// Called instead of [`Handler::at_exec`] or [`Handler::at_entry`] for a program that cannot make the calls of a lift.
     fn refused(&mut self, pid: i32, why: &str) -> After;
     /// True if this process does not end when there is nothing left to follow, so that no program may wait for its end.
