@@ -145,7 +145,7 @@ const SECTIONS: &[Sections] = &[
     Sections {
         command: "cache drop",
         statuses: &[
-            ("0", "no file is in the page cache any more"),
+            ("0", "no file is in the page cache any more, if the kernel shows that"),
             ("125", "some files stay there; the reasons are printed"),
         ],
         examples: &[("pagelift cache drop /usr/sbin/mariadbd", "End its huge folios, once no process maps it")],

@@ -12,9 +12,13 @@ use clap::Args;
 use linux::file_cache::cached_pages;
 use linux::pages::base_page;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use page_cache::MappedFiles;
 use process_view::printable;
 use std::path::{Path, PathBuf};
+
+/// Most processes that an error names.
+const MOST_NAMED: usize = 5;
 
 /// `pagelift cache drop`.
 #[derive(Args, Clone)]
@@ -32,7 +36,10 @@ pub fn run(args: &DropArgs) -> anyhow::Result<()> {
     for path in &args.files {
         let name = printable(&path.display().to_string());
         match drop_one(path, &mapped, huge) {
-            Ok(()) => writeln!(out, "{name}: no longer in the page cache")?,
+            Ok(None) => writeln!(out, "{name}: no longer in the page cache")?,
+            Ok(Some(why)) => {
+                writeln!(out, "{name}: the kernel was asked to drop it, and does not show whether it did: {why}")?
+            }
             Err(error) => {
                 say!("pagelift: {name}: {error:#}");
                 failed += 1;
@@ -45,13 +52,15 @@ pub fn run(args: &DropArgs) -> anyhow::Result<()> {
     }
 }
 
-fn drop_one(path: &Path, mapped: &MappedFiles, huge: PageSize) -> anyhow::Result<()> {
+/// Drops one file. Returns why the kernel does not show whether that was done.
+fn drop_one(path: &Path, mapped: &MappedFiles, huge: PageSize) -> anyhow::Result<Option<String>> {
     let file = open_named(path)?;
+    if [TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&fstatfs(&file)?.filesystem_type()) {
+        bail!("found a file whose only copy is in memory, needed a file on a disk");
+    }
     let users = mapped.users_of(&file, huge)?.processes();
     if !users.is_empty() {
-        let numbers: Vec<String> = users.iter().map(i32::to_string).collect();
-        let (count, numbers) = (counted(users.len() as u64, "process"), numbers.join(", "));
-        bail!("found mapped by {count}, needed by none; fix: end {numbers}");
+        bail!("{}", in_use(&users));
     }
     // Changed pages are not dropped before they are written.
     file.sync_data().context("writing its changes")?;
@@ -61,7 +70,39 @@ fn drop_one(path: &Path, mapped: &MappedFiles, huge: PageSize) -> anyhow::Result
         Ok(left) if left > 0 => {
             bail!("{} stay cached: in use, as by a process that cannot be read", format_bytes(left))
         }
-        // Some kernels do not report it to this user.
-        _ => Ok(()),
+        Ok(_) => Ok(None),
+        // Before Linux 6.5, on overlayfs, and since 6.15 to a user who does not own the file.
+        Err(error) => Ok(Some(error.to_string())),
+    }
+}
+
+/// Says which processes map a file.
+fn in_use(users: &[i32]) -> String {
+    let numbers: Vec<String> = users.iter().take(MOST_NAMED).map(i32::to_string).collect();
+    let mut text = format!("found mapped by {} ({}", counted(users.len() as u64, "process"), numbers.join(", "));
+    let more = users.len().saturating_sub(MOST_NAMED);
+    if more > 0 {
+        text += &format!(" and {more} more");
+    }
+    text += "), needed by none; ";
+    // Most of the system maps it.
+    let stays = users.contains(&1) || more > 0;
+    text + if stays { "it stays cached as long as they run" } else { "fix: end them" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_few_processes_are_to_be_ended() {
+        assert_eq!(in_use(&[7]), "found mapped by 1 process (7), needed by none; fix: end them");
+        assert!(in_use(&[1, 7]).ends_with("(1, 7), needed by none; it stays cached as long as they run"));
+        let many: Vec<i32> = (100..400).collect();
+        assert_eq!(
+            in_use(&many),
+            "found mapped by 300 processes (100, 101, 102, 103, 104 and 295 more), needed by none; it stays cached as long as \
+             they run"
+        );
     }
 }
