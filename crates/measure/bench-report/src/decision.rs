@@ -89,7 +89,7 @@ fn doubtful(record: &Record, answer: &Answer, arm: usize, doubt: Doubt) -> Advic
                 "huge pages were compared with huge pages: {share:.0} % of what {name} has on huge pages is on huge pages \
                  in the plain program, too, since a lift leaves files in huge folios of the page cache"
             );
-            cannot_tell("Cannot tell", reason, Some(cold(record.header.design)))
+            cannot_tell("Cannot tell", reason, Some(cold(record)))
         }
         Doubt::Disturbed => {
             let idle = idle(record).map_or_else(String::new, |idle| format!(". Besides, {idle}"));
@@ -150,11 +150,13 @@ fn instead(record: &Record, why: &str) -> Option<String> {
 }
 
 /// The next command for a plain program that is not on huge pages.
-fn cold(design: Design) -> String {
-    match design {
+fn cold(record: &Record) -> String {
+    match record.header.design {
         Design::Runs => again(&["--cold-plain".to_owned()]),
-        Design::Servers => format!("pagelift cache drop FILE, then {}", again(&["--pages=thp".to_owned()])),
-        Design::Toggle => {
+        Design::Servers | Design::Toggle if has_own_server(record) => {
+            format!("pagelift cache drop FILE, then {}", again(&["--pages=thp".to_owned()]))
+        }
+        Design::Servers | Design::Toggle => {
             let thp = again(&["--pages=thp".to_owned()]);
             format!("end the program, pagelift cache drop FILE, start it, then {thp}")
         }
@@ -213,10 +215,10 @@ fn keep(record: &Record, arm: usize) -> Option<String> {
         ["--pages=auto", "--writable-pages=thp", "--edges=exact", "--lift=text,rodata,data,bss,heap", "--cold-plain"];
     let words = options.iter().filter(|word| !USUAL.contains(&word.as_str())).map(String::as_str);
     let (verb, end) = match record.header.design {
-        // The server was started for the experiment, and has ended.
-        Design::Toggle if record.header.command.iter().any(|word| word == "--") => ("run", "-- CMD".to_owned()),
-        Design::Toggle => ("attach", toggled(record).map_or_else(|| "PID".to_owned(), |pid| pid.to_string())),
-        Design::Runs | Design::Servers => ("run", "-- CMD".to_owned()),
+        Design::Toggle if !has_own_server(record) => {
+            ("attach", toggled(record).map_or_else(|| "PID".to_owned(), |pid| pid.to_string()))
+        }
+        _ => ("run", "-- CMD".to_owned()),
     };
     let quoted: Vec<String> = words.map(foreign_text::quoted_text).collect();
     let words = ["pagelift".to_owned(), verb.to_owned()].into_iter().chain(quoted).chain([end]);
@@ -229,9 +231,21 @@ fn toggled(record: &Record) -> Option<u32> {
     words.nth(1)?.parse().ok()
 }
 
+/// True if servers were started for the experiment. They have ended.
+fn has_own_server(record: &Record) -> bool {
+    match record.header.design {
+        Design::Toggle => record.header.command.iter().any(|word| word == "--"),
+        Design::Servers => true,
+        Design::Runs => false,
+    }
+}
+
 /// The next memory to examine, if code and read-only data gain nothing.
 fn other_memory(record: &Record) -> Option<String> {
     (record.header.design == Design::Toggle).then(|| {
+        if has_own_server(record) {
+            return "pagelift doctor -- CMD (whether its other memory can gain)".to_owned();
+        }
         let pid = toggled(record).map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
         format!("pagelift stat -p {pid} (whether its other memory can gain)")
     })

@@ -18,9 +18,9 @@ pub fn text(probe: &Probe) -> String {
         + &lift_costs(probe)
 }
 
-/// The number of passes that have measured huge pages, or of all if none has.
+/// The number of passes from which the curves are taken: those with huge pages, or all if none has.
 fn compared_passes(probe: &Probe) -> usize {
-    probe.verdict.as_ref().map_or(probe.passes, |verdict| verdict.data.passes)
+    if probe.passes_with_huge > 0 { probe.passes_with_huge } else { probe.passes }
 }
 
 /// Least load by other programs or the host, in CPUs, that changes the times.
@@ -29,7 +29,7 @@ const LITTLE: f64 = 0.2;
 /// The number of passes, and the other load during them.
 fn passes(probe: &Probe) -> String {
     let plural = if probe.passes == 1 { "" } else { "es" };
-    let huge = probe.verdict.as_ref().map(|verdict| verdict.data.passes).filter(|huge| *huge < probe.passes);
+    let huge = probe.verdict.as_ref().map(|_| probe.passes_with_huge).filter(|huge| *huge < probe.passes);
     let huge = huge.map_or_else(String::new, |huge| format!(", {huge} with huge pages"));
     let beside = probe.load.map_or_else(String::new, |load| {
         let advice = match is_loaded(&load) {
@@ -284,6 +284,7 @@ mod tests {
                 lift_cost_range: None,
                 verdict: Some(verdict(with_huge)),
                 passes: 3,
+                passes_with_huge: with_huge,
                 load: Some(Load { others, stolen: 0.0 }),
             })
         };

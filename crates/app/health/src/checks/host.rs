@@ -31,8 +31,7 @@ pub fn backing(facts: &Facts) -> Vec<CheckOutcome> {
                 )
             };
             // Without a footprint that would show it, the passes disagree, or there were no huge pages to measure.
-            let again =
-                || ": no huge pages could be measured, or the passes disagree; fix: again while little else runs";
+            let again = || ": no huge pages could be measured, or the passes disagree; fix: again while little else runs, with free huge pages (THP or pool)";
             let more = measured.and_then(|measured| measured.needed).map_or_else(|| again().to_owned(), more);
             vec![CheckOutcome::NotSeen { what: format!("how the host backs huge pages{more}"), root_sees: false }]
         }

@@ -289,7 +289,7 @@ impl Record {
     }
 
     /// Returns the ratio of the plain program's huge bytes to an arm's, in the mappings that the lift covered: 0 to 1. If less of
-    /// the plain program was resident yet, as in a short run that is observed early, the ratio is to its resident bytes. `None`
+    /// a plain run was resident yet, since short runs are observed early, the ratio is to its resident bytes. `None`
     /// if either was not observed, if they are different programs, or if the arm's heap is on huge pages, too.
     pub fn plain_huge(&self, arm: usize) -> Option<f64> {
         if self.has_heap(arm) {
@@ -300,7 +300,8 @@ impl Record {
         let lift = lifted.lift.as_ref().filter(|_| plain.process == lifted.process)?;
         let bytes = |seen: &Observation| seen.map.as_ref().map_or((0, 0), |map| lift.huge_and_resident_in(map));
         let ((huge, resident), (of_arm, _)) = (bytes(plain), bytes(lifted));
-        let share = huge as f64 / of_arm.min(resident) as f64;
+        let most = if self.header.design == Design::Runs { resident } else { u64::MAX };
+        let share = huge as f64 / of_arm.min(most) as f64;
         share.is_finite().then(|| share.min(1.0))
     }
 

@@ -62,6 +62,8 @@ pub struct Probe {
     pub verdict: Option<ProbeVerdict>,
     /// Number of passes. The curves are from the middle pass.
     pub passes: usize,
+    /// Number of passes that had huge pages.
+    pub passes_with_huge: usize,
     /// CPUs that other programs used meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
@@ -107,6 +109,7 @@ pub(crate) fn measure_once(options: &Options) -> Probe {
         code,
         lift_costs: None,
         lift_cost_range: None,
+        passes_with_huge: usize::from(verdict.is_some()),
         verdict,
         passes: 1,
         load: None,

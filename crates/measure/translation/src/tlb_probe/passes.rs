@@ -43,7 +43,7 @@ fn merged(mut passes: Vec<Probe>) -> Probe {
     let (data, code) = (reaches(|pass| pass.data.reach()), reaches(|pass| pass.code.reach()));
     let verdict = of_all(&passes.iter().filter_map(|pass| pass.verdict.as_ref()).collect::<Vec<_>>());
     let (data_levels, code_levels) = (levels(&passes, |pass| &pass.data), levels(&passes, |pass| &pass.code));
-    let count = passes.len();
+    let (count, with_huge) = (passes.len(), passes.iter().filter(|pass| pass.verdict.is_some()).count());
     if verdict.is_some() {
         passes.retain(|pass| pass.verdict.is_some());
     }
@@ -54,7 +54,7 @@ fn merged(mut passes: Vec<Probe>) -> Probe {
             series.ranges = LevelRanges::over(same.map(|(_, levels)| levels));
         }
     }
-    (middle.passes, middle.verdict) = (count, verdict);
+    (middle.passes, middle.passes_with_huge, middle.verdict) = (count, with_huge, verdict);
     (middle.data.reaches, middle.code.reaches) = (data, code);
     middle
 }
@@ -142,6 +142,7 @@ mod tests {
             lift_cost_range: None,
             verdict: has_huge.then(|| verdict(walk, 4.0, None)),
             passes: 1,
+            passes_with_huge: usize::from(has_huge),
             load: None,
         }
     }
