@@ -3,7 +3,7 @@
 use super::doctor::wrapped;
 use super::number::grouped;
 use super::table::{align_right, table, trimmed};
-use shootdowns::diagnosis::{FEWEST_STACKS, Finding, Remedy};
+use shootdowns::diagnosis::{Behaviour, FEWEST_STACKS, Finding, Remedy, Returning};
 use shootdowns::severity::Level;
 use shootdowns::summary::{PathSummary, ProcessSummary};
 use shootdowns::{Diagnosis, Evidence, Severity, Summary};
@@ -44,6 +44,7 @@ const NEXT: &str = "
 Next
   start with the cure   pagelift run --calm -- CMD
   measure it            pagelift bench --arms plain,calm -- CMD
+  measure a server      pagelift bench --server CMD --arms calm --load LOAD
 ";
 /// Columns of a terminal that a name keeps at the least.
 const SHORTEST_NAME: usize = 6;
@@ -71,9 +72,12 @@ pub fn text(summary: &Summary, diagnoses: &[Diagnosis], width: Option<usize>) ->
     head(summary, width) + &processes(summary, width) + &fitted(prose, width)
 }
 
+/// True if `--calm` sets a variable for this process: not those for calloc alone.
 fn has_cure(diagnosis: &Diagnosis) -> bool {
-    let is_advised = diagnosis.severity.level != Level::Nothing;
-    is_advised && diagnosis.findings.iter().flat_map(|finding| &finding.cures).any(|cure| cure.value.is_some())
+    let is_calm = |finding: &&Finding| finding.behaviour != Behaviour::Allocator(Returning::CallocZeroing);
+    let findings = diagnosis.findings.iter().filter(is_calm);
+    diagnosis.severity.level != Level::Nothing
+        && findings.flat_map(|finding| &finding.cures).any(|cure| cure.value.is_some())
 }
 
 /// The verdict about the watched process if it only receives.
