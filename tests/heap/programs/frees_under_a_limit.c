@@ -100,7 +100,8 @@ static int hopeless(void) {
 
 static int mappings(int separate) {
     enum { BLOCK = 8 << 20, BLOCKS = 40, PAGE = 4096 };
-    char *blocks[BLOCKS];
+    char *blocks[BLOCKS], *edges[2];
+    edges[0] = malloc(BLOCK);
     for (int i = 0; i < BLOCKS; i++) {
         blocks[i] = malloc(BLOCK);
         /* Where it lies between two blocks, the kernel does not join their mappings. */
@@ -111,6 +112,13 @@ static int mappings(int separate) {
         }
         blocks[i][0] = 1;
     }
+    /* The kernel does not join the blocks with others beside them, of which these have other flags. */
+    edges[1] = malloc(BLOCK);
+    for (int i = 0; i < 2; i++)
+        if (!edges[i] || madvise(edges[i], BLOCK, MADV_DONTDUMP)) {
+            perror("malloc or madvise");
+            return 1;
+        }
     for (int i = 0; i < BLOCKS; i++)
         free(blocks[i]);
     for (int i = 0;; i++)
