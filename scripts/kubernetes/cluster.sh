@@ -38,7 +38,7 @@ free_port() {
 # The host's own state, logs and settings stay as they are. Called in a mount namespace of the test's own.
 separate_from_host() {
     local place setting
-    for place in /run/pagelift /var/lib/pagelift /run/containerd /run/netns /var/log; do
+    for place in /run/pagelift /var/lib/pagelift /var/lib/kubelet /var/lib/cni /run/containerd /run/netns /var/log; do
         [ -d "$place" ] || { mkdir "$place" && made+=("$place"); }
         mkdir -p "$work/host$place"
         mount --bind "$work/host$place" "$place" || return 1
@@ -149,6 +149,7 @@ cgroupsPerQOS: true
 enforceNodeAllocatable: []
 failCgroupV1: false
 failSwapOn: false
+makeIPTablesUtilChains: false
 localStorageCapacityIsolation: false
 syncFrequency: 5s
 imageMinimumGCAge: 24h
