@@ -6,7 +6,7 @@ use super::entry::{Entered, How, lift};
 use super::filling::Filling;
 use super::postponed::Debtor;
 use super::preparation::prepare;
-use super::tracers::Tracers;
+use super::tracers::{Tracers, may_trace_descendants_only};
 use super::{ENDED_BY_REQUIRE, Payment, StartEvent, StartOptions};
 use crate::facts::ReadAhead;
 use crate::files::ProgramPath;
@@ -18,7 +18,6 @@ use crate::names::{Names, program_name};
 use crate::{Base, LiftReport, PostponedState, SessionError};
 use address_space::{Address, ElfImage, ElfKind, LoadedObject, ObjectRole, PageSize};
 use lift_plan::{Costs, Later, MachineFacts, Policy, Terms};
-use linux::capabilities::{self, CapabilitySet};
 use linux::nodes::has_several_nodes;
 use linux::process_handle::ProcessHandle;
 use machine_facts::{elf_machine, machine_facts, machine_facts_for, usual_huge_page};
@@ -581,13 +580,6 @@ fn instead_of_entry(after: After) -> AfterExec {
         After::Release => AfterExec::LeaveAlone,
         After::Follow => AfterExec::Nothing,
     }
-}
-
-/// True if this process may trace its own descendants only (Yama, `kernel.yama.ptrace_scope`).
-fn may_trace_descendants_only() -> bool {
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    !matches!(scope.trim(), "" | "0")
-        && !capabilities::of_this_thread().is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_PTRACE))
 }
 
 /// Returns the reason if a set-user-ID program has lost its privileges because an unprivileged process traced its exec

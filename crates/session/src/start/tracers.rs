@@ -5,6 +5,7 @@
 //! imports and by their names. They are left alone with all their descendants.
 
 use linux::bounded::SYMBOL_TABLES;
+use linux::capabilities::{self, CapabilitySet};
 use object::elf;
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef};
@@ -98,6 +99,13 @@ fn libraries<'data, R: ReadRef<'data>>(elf: &ElfFile64<'data, Endianness, R>, da
     let name = |offset: u64| strings.get(u32::try_from(offset).ok()?).ok();
     let names = entries(elf::DT_NEEDED).filter_map(|entry| name(entry.val(endian)));
     Some(names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
+}
+
+/// True if this process may trace its own descendants only (Yama, `kernel.yama.ptrace_scope`).
+pub(super) fn may_trace_descendants_only() -> bool {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    !matches!(scope.trim(), "" | "0")
+        && !capabilities::of_this_thread().is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_PTRACE))
 }
 
 #[cfg(test)]
