@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::fmt;
-use test_support::Context;
+use test_support::{Context, mebibytes};
 
 /// Number of times that a process whose memory changes meanwhile is asked.
 const MOST_ASKED: u32 = 50;
@@ -121,16 +121,4 @@ fn added_of(answer: &str) -> String {
 pub fn stays(detached: &str) -> Result<f64> {
     let parts = detached.split("; ").filter(|part| part.contains(" stays on huge pages"));
     parts.map(mebibytes).sum()
-}
-
-/// MiB of the size at the beginning of a text.
-pub fn mebibytes(text: &str) -> Result<f64> {
-    let mut words = text.split([' ', ',', ';']);
-    let number: f64 = words.next().unwrap_or_default().parse().with_context(|| format!("no number: {text}"))?;
-    Ok(match words.next() {
-        Some("B") => number / f64::from(1 << 20),
-        Some("KiB") => number / 1024.0,
-        Some("GiB") => number * 1024.0,
-        _ => number,
-    })
 }

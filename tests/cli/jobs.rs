@@ -4,7 +4,7 @@
 
 mod answers;
 
-use answers::{Answers, mebibytes, stays};
+use answers::{Answers, stays};
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -13,8 +13,8 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, MariadbServer, Need, Output, Program, Session, Skipped, TestStore, main_of_one_at_a_time, pagelift_binary,
-    test_case,
+    Context, MariadbServer, Need, Output, Program, Session, Skipped, TestStore, main_of_one_at_a_time, mebibytes,
+    pagelift_binary, test_case,
 };
 
 /// MiB of the index.

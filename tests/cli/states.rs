@@ -4,7 +4,7 @@
 use crate::{THP_MODE, alone, needs_thp};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use test_support::{Context, Need, Program, Session, Setting, Test, test_case};
+use test_support::{Context, Need, Program, Session, Setting, Test, mebibytes, test_case};
 
 /// Bytes of the pool that serve any lift of the program.
 const ENOUGH: u64 = 64 << 20;
@@ -163,16 +163,4 @@ fn huge_of(text: &str) -> Result<f64> {
     let before = text.split_once(" resident on huge pages").with_context(|| format!("no head: {text}"))?.0;
     let huge = before.rsplit_once(": ").map_or(before, |(_, numbers)| numbers);
     mebibytes(huge)
-}
-
-/// The size at the beginning of a text.
-fn mebibytes(text: &str) -> Result<f64> {
-    let mut words = text.split([' ', ',', ';']);
-    let number: f64 = words.next().unwrap_or_default().parse().with_context(|| format!("no number: {text}"))?;
-    Ok(match words.next() {
-        Some("B") => number / f64::from(1 << 20),
-        Some("KiB") => number / 1024.0,
-        Some("GiB") => number * 1024.0,
-        _ => number,
-    })
 }

@@ -1,6 +1,6 @@
 // Maps the data file of its argument by ordinary pages, in four ways: shared and private for reading, shared for
-// writing, and one page ahead of its offsets. With a second argument the mappings are longer than the file. After a line
-// of input it compares all mappings with the file.
+// writing, and one page ahead of its offsets. With a second argument the mappings are longer than the file. Once it has read a line,
+// it compares all mappings with the file.
 //
 // build: gcc -g -O1 -Wall -o $OUT $SRC
 #define _GNU_SOURCE

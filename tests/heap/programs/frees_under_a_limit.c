@@ -104,7 +104,7 @@ static int mappings(int separate) {
     edges[0] = malloc(BLOCK);
     for (int i = 0; i < BLOCKS; i++) {
         blocks[i] = malloc(BLOCK);
-        /* Where it lies between two blocks, the kernel does not join their mappings. */
+        /* The kernel does not join the mappings of two blocks with this page between them. */
         if (!blocks[i] ||
             (separate && mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)) {
             perror("malloc or mmap");

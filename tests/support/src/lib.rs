@@ -21,6 +21,7 @@ mod program;
 mod python_tests;
 mod setting;
 mod silent_server;
+mod sizes;
 mod source_tree;
 mod uprobe;
 mod view;
@@ -52,6 +53,7 @@ pub use virtual_machine::{Initramfs, VirtualMachine, check_results, modules_in_o
 
 /// One test, with its name and body.
 pub use libtest_mimic::Trial as Test;
+pub use sizes::mebibytes;
 use std::path::PathBuf;
 
 /// The folder of all tests, where each group has its `programs/`.
