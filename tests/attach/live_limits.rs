@@ -1,7 +1,7 @@
 //! Programs that run in other namespaces, below another root, in vfork, under seccomp, or as another user: lifted, or
 //! refused with the reason, and unharmed.
 
-use address_space::Protection;
+use address_space::{Address, ElfImage, Protection};
 use anyhow::{Context as _, Result, ensure};
 use std::fs::{self, File};
 use std::os::unix::fs::chown;
@@ -9,13 +9,19 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant, SystemTime};
 use test_support::{
-    Context, Ending, Freezer, InstalledFolder, Kind, Need, Output, Program, Session, Setting, TestStore, View,
+    Context, Ending, Freezer, InstalledFolder, Kind, Need, Output, Program, Session, Setting, TestStore, Uprobe, View,
     check_lifted, check_unlifted, copy_program, default_huge_page, main_of, make_small, poll_until, process_field,
     source_of, test_case,
 };
 
 /// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
+/// Lifts of a program that exchanges its library; before copies came from files, it failed in every second run of as many.
+const EXCHANGES: u32 = 200;
+/// Lifts while a probe is set; before probes were looked for in copies, one in six killed the program.
+const PROBED_LIFTS: u64 = 60;
+/// The page of the probed function in its program's large code.
+const PROBED_FUNCTION: u64 = 1280;
 
 fn main() -> ExitCode {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into()), Need::Machine("x86_64".into())];
@@ -46,6 +52,8 @@ fn main() -> ExitCode {
             locked_in_by_landlock,
         ),
         test_case("with_a_breakpoint_in_what_only_the_last_plan_lifts", with_pool(), breakpoint_in_library),
+        test_case("whose_library_is_exchanged_meanwhile", needs(), exchanged_library),
+        test_case("in_which_a_probe_is_set_meanwhile", needs(), probe_set_meanwhile),
     ])
 }
 
@@ -433,5 +441,56 @@ fn one_limit(t: &Context) -> Result<()> {
         twin.send("\n")?;
         twin.finish()?.success()?;
     }
+    Ok(())
+}
+
+/// While a lift copies a library, the program unloads it, maps something else at its addresses, and loads it again.
+fn exchanged_library(t: &Context) -> Result<()> {
+    let mut session = t.session(Program::named("attach/exchanges_its_library.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    let number = session.pid().to_string();
+    for _ in 0..EXCHANGES {
+        // The library may not be there, or be gone at the swap.
+        pagelift(t, &["attach", "--pages", "thp", &number], None)?;
+        pagelift(t, &["detach", &number], None)?;
+        ensure!(!session.has_ended()?, "the program found other memory than its own: {:?}", session.finish()?);
+    }
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("right\n"), "{output:?}");
+    Ok(())
+}
+
+/// Somebody sets a uprobe at any moment of a lift. A copy must not hold it: nobody would handle the breakpoint.
+fn probe_set_meanwhile(t: &Context) -> Result<()> {
+    let program = Program::named("attach/is_probed_in_large_code.c")?;
+    let path = program.build()?;
+    let image = ElfImage::parse(&fs::read(&path)?[..])?;
+    let symbols = Command::new("nm").arg(&path).output()?;
+    let symbols = String::from_utf8(symbols.stdout)?;
+    let place = symbols.lines().find_map(|line| line.strip_suffix(" scattered_code")).context("no such symbol")?;
+    let place = place.split(' ').next().unwrap_or_default();
+    let place = Address(u64::from_str_radix(place, 16)?) + 4096 * PROBED_FUNCTION;
+    let place = image.offset_of_address(place).context("it is not in the file")?;
+    let probe = Uprobe::new(t, &path, place)?;
+    probe.switch(false)?;
+    let mut session = t.session(Command::new(&path))?;
+    session.wait_for_line("ready")?;
+    let number = session.pid().to_string();
+    for round in 0..PROBED_LIFTS {
+        let mut lift = t.session(t.pagelift(&["attach", "--pages", "thp", &number])?)?;
+        // The moments of one lift, one after the other: it takes some 50 ms.
+        let begun = Instant::now();
+        let moment = Duration::from_millis(2 * (round % 40));
+        poll_until(Duration::from_secs(60), "the moment", || begun.elapsed() >= moment)?;
+        probe.switch(true)?;
+        poll_until(Duration::from_secs(60), "the end of the lift", || lift.has_ended().unwrap_or(true))?;
+        ensure!(!session.has_ended()?, "after {moment:?} of {:?}: {:?}", lift.finish()?, session.finish()?);
+        probe.switch(false)?;
+        pagelift(t, &["detach", &number], None)?;
+    }
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("right\n"), "{output:?}");
     Ok(())
 }

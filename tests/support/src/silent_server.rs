@@ -24,6 +24,14 @@ impl SilentServer {
         let mut folders = (0..).map(|number| t.folder().join(format!("served-{number}")));
         let folder = folders.find(|folder| !folder.exists()).context("no name is left")?;
         fs::create_dir(&folder)?;
+        Self::mount_over(t, folder, contents)
+    }
+
+    /// Mounts it over a folder.
+    ///
+    /// # Errors
+    /// As for [`SilentServer::mount`].
+    pub fn mount_over(t: &Context, folder: PathBuf, contents: &Path) -> Result<Self> {
         let mut command = Program::named("cli/serves_a_file_until_told.c")?.command()?;
         command.arg(&folder).arg(contents).arg(NOBODY.to_string());
         let server = t.session(command)?;

@@ -60,6 +60,14 @@ impl Uprobe {
         format!("instances/{}", self.event)
     }
 
+    /// Switches the probe on or off.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn switch(&self, on: bool) -> Result<()> {
+        self.enable(if on { "1" } else { "0" })
+    }
+
     fn enable(&self, value: &str) -> Result<()> {
         self.write(&format!("{}/events/{}/enable", self.instance(), self.event), value)
     }

@@ -86,7 +86,7 @@ pub fn lift(
         let mut injector = ahead.map_or_else(|| stop.injector(&seen.process.space), Ok)?;
         match refuse_own_ground(&injector, &plan) {
             Ok(()) => {
-                let mut executor = ProcessExecutor::new(&mut injector, machine.base_page);
+                let mut executor = ProcessExecutor::new(&mut injector, machine.base_page, &seen.process.objects);
                 outcome = execute(&plan, &seen.process.space, &mut executor);
                 if policy.seal {
                     seal(&mut outcome, &mut executor);

@@ -5,6 +5,7 @@
 //! is checked again: the program may have unmapped it since, or written to it.
 
 mod comparing;
+mod copying;
 mod entering;
 mod leaving;
 mod planned;
@@ -22,6 +23,7 @@ use crate::remote::RemoteMemory;
 use crate::remote::arch::numbers;
 use crate::remote::calls::{self, IMAGE, PRIVATE_FILE, failed, is_ours};
 use crate::remote::injection::{InjectError, arguments_to_open};
+use crate::remote::originals::code_of;
 use crate::remote::seccomp;
 use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet};
 use comparing::CHANGED;
@@ -44,9 +46,6 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of bytes that are unmapped while all threads are stopped.
 const FREED_AT_ONCE: u64 = 64 << 20;
-
-/// Maximum number of bytes that are copied from outside at a time.
-const COPIED_AT_ONCE: usize = 1 << 20;
 
 /// Maximum number of bytes of one collapse: the kernel cuts longer calls at 2 GiB (`MAX_RW_COUNT`), and each has a time limit. A
 /// multiple of the size of any huge page of transparent memory.
@@ -87,8 +86,12 @@ pub struct LiveExecutor {
     base_page: PageSize,
     /// The mappings on which the plan is based.
     planned: AddressSpace,
+    /// The code of its objects, as their files have it.
+    code: RangeSet,
     /// Copies that are not in place yet.
     staging: RangeSet,
+    /// Ranges whose copies were made from memory, not from their files.
+    from_memory: RangeSet,
     /// Pages of these copies in which the kernel inserted uprobes when it mapped their files.
     probed: RangeSet,
     has_cleaned_up: bool,
@@ -138,7 +141,9 @@ impl LiveExecutor {
             page,
             base_page,
             planned,
+            code: code_of(objects),
             staging,
+            from_memory: RangeSet::new(),
             probed: RangeSet::new(),
             has_cleaned_up: false,
             held: Duration::ZERO,
@@ -496,20 +501,12 @@ impl Executor for LiveExecutor {
         })?;
         self.note_staging(|staging| staging.remove(from));
         self.probed.remove(from);
+        self.from_memory.remove(range);
         Ok(())
     }
 
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
-        let mut buffer = vec![0; COPIED_AT_ONCE.min(from.len() as usize)];
-        let mut done = 0;
-        while done < from.len() {
-            let length = (from.len() - done).min(buffer.len() as u64) as usize;
-            let chunk = &mut buffer[..length];
-            self.memory.read(from.start() + done, chunk).map_err(|error| failed("reading memory", &error))?;
-            self.memory.write(to + done, chunk).map_err(|error| failed("writing memory", &error))?;
-            done += length as u64;
-        }
-        Ok(())
+        self.copy_range(from, to)
     }
 
     fn map_file(&mut self, file: FileMapping<'_>, length: u64) -> Result<Address, CallError> {

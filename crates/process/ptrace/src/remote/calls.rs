@@ -1,7 +1,8 @@
 //! Code shared by both executors that act on another process.
 
 use crate::remote::injection::InjectError;
-use address_space::{AddressRange, AddressSpace, Mapping, MappingName, PageSize, RangeSet, parse_smaps};
+use crate::remote::originals::shows_file;
+use address_space::{AddressRange, AddressSpace, Mapping, PageSize, RangeSet, parse_smaps};
 use lift_execution::{Backing, CallError};
 use lift_plan::Placement;
 use linux::constants;
@@ -73,11 +74,8 @@ pub fn not_made(call: &'static str, error: &InjectError) -> CallError {
 /// Returns the mappings within `range` that show a file and no page of which has been written. The kernel writes all of
 /// a mapping to a core dump once one page has been written.
 pub fn unchanged_files(pagemap: &Pagemap, space: &AddressSpace, range: AddressRange) -> Vec<Mapping> {
-    let shows_file = |mapping: &&Mapping| {
-        matches!(mapping.name, MappingName::File { deleted: false, .. }) && !mapping.shared && mapping.inode != 0
-    };
     let is_unchanged = |mapping: &&Mapping| pagemap.changed(mapping.range).is_ok_and(|changed| changed.is_empty());
-    space.overlapping(range).iter().filter(shows_file).filter(is_unchanged).cloned().collect()
+    space.overlapping(range).iter().filter(|mapping| shows_file(mapping)).filter(is_unchanged).cloned().collect()
 }
 
 /// Refuses a range of which a page is no longer its file's, or may not be: discarding would lose it.

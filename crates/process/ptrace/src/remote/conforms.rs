@@ -50,7 +50,7 @@ impl StoppedChild {
     }
 
     fn executor(&mut self) -> ProcessExecutor<'_, 'static> {
-        ProcessExecutor::new(&mut self.injector, self.base_page)
+        ProcessExecutor::new(&mut self.injector, self.base_page, &[])
     }
 }
 

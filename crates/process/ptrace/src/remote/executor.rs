@@ -4,7 +4,8 @@ use crate::remote::Injector;
 use crate::remote::arch::numbers;
 use crate::remote::calls::{self, IMAGE, PRIVATE_FILE, failed, is_ours, mmap_flags, not_made};
 use crate::remote::injection::{OpenFile, arguments_to_open};
-use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
+use crate::remote::originals::{Original, PROBED, code_of, expect_no_probe};
+use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet};
 use lift_execution::{Backing, CallError, Executor, FileMapping};
 use lift_plan::Placement;
 use linux::constants;
@@ -28,14 +29,16 @@ pub struct ProcessExecutor<'a, 's> {
     scratch: Option<Address>,
     /// The image that was mapped last, still open in the process: consecutive ranges of an object come from one file.
     image: Option<OpenFile>,
+    /// The code of its objects, as their files have it.
+    code: RangeSet,
 }
 
 impl<'a, 's> ProcessExecutor<'a, 's> {
-    /// Creates an executor that makes its calls through `injector`.
-    pub fn new(injector: &'a mut Injector<'s>, base_page: PageSize) -> Self {
+    /// Creates an executor that makes its calls through `injector`, for a process with these objects.
+    pub fn new(injector: &'a mut Injector<'s>, base_page: PageSize, objects: &[LoadedObject]) -> Self {
         let scratch = injector.scratch(base_page).ok().and_then(Result::ok);
         let pagemap = Pagemap::open(injector.pid().as_raw(), base_page).ok();
-        Self { injector, pagemap, base_page, scratch, image: None }
+        Self { injector, pagemap, base_page, scratch, image: None, code: code_of(objects) }
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -162,6 +165,30 @@ impl<'a, 's> ProcessExecutor<'a, 's> {
         Ok(())
     }
 
+    /// Refuses code copied from memory in which a breakpoint or uprobe has been inserted since the plan was made.
+    fn expect_no_probes(&self, from: AddressRange, to: Address, from_memory: &RangeSet) -> Result<(), CallError> {
+        let code: Vec<AddressRange> = self.code.within(from).flat_map(|code| from_memory.within(code)).collect();
+        let (Some(pagemap), false) = (&self.pagemap, code.is_empty()) else { return Ok(()) };
+        let space = self.mappings()?;
+        for part in code {
+            for mapping in space.overlapping(part) {
+                let part = mapping.range.intersect(part);
+                let copy = to + (part.start() - from.start());
+                match Original::of(self.pid(), mapping) {
+                    Some(original) => expect_no_probe(&original, self.injector.memory(), part, copy)?,
+                    None if mapping.inode == 0 => {}
+                    None => {
+                        let changed = pagemap.changed(part).map_err(|error| failed("reading the pagemap", &error))?;
+                        if !changed.is_empty() {
+                            return Err(PROBED);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Copies through memory of this process, for processes that may not call `process_vm_readv`.
     fn copy_from_outside(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         let mut buffer = vec![0; (1 << 20).min(from.len()) as usize];
@@ -265,10 +292,11 @@ impl Executor for ProcessExecutor<'_, '_> {
 
     /// Copies from the file if a mapping shows one, otherwise from memory.
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
-        for range in self.copy_from_files(from, to).iter() {
+        let from_memory = self.copy_from_files(from, to);
+        for range in from_memory.iter() {
             self.copy_memory(range, to + (range.start() - from.start()))?;
         }
-        Ok(())
+        self.expect_no_probes(from, to, &from_memory)
     }
 
     fn map_file(&mut self, file: FileMapping<'_>, length: u64) -> Result<Address, CallError> {

@@ -5,7 +5,8 @@
 
 use crate::remote::arch::numbers;
 use crate::remote::executor::ProcessExecutor;
-use address_space::{Address, AddressRange, Mapping, MappingName, RangeSet};
+use crate::remote::originals::shows_file;
+use address_space::{Address, AddressRange, Mapping, RangeSet};
 use lift_execution::Executor;
 use linux::watch::watched;
 use std::fs;
@@ -85,8 +86,4 @@ impl ProcessExecutor<'_, '_> {
         // The rest of the last page, after the end of the file, is zeros in the mapping and is copied from there.
         done - done % self.base_page_bytes()
     }
-}
-
-fn shows_file(mapping: &Mapping) -> bool {
-    matches!(mapping.name, MappingName::File { deleted: false, .. }) && !mapping.shared && mapping.inode != 0
 }

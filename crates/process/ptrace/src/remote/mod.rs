@@ -22,6 +22,7 @@ pub mod inflight_syscall;
 pub mod injection;
 mod last_call;
 mod memory;
+pub mod originals;
 mod outside;
 pub mod reaping;
 pub mod refusal;

@@ -3,8 +3,9 @@
 //! A copy is made while the program runs, and memory that may not be written to can change in the meantime: the program
 //! makes it writable for a moment (code that patches itself), somebody writes through `/proc/PID/mem`, or the kernel
 //! inserts a uprobe. The mappings are the same afterwards. Pages that a private mapping of a file still shares with the
-//! file cannot have been written to, so that only the others are read: few in a range that shows files, all in one that is
-//! on anonymous memory.
+//! file cannot have been written to, and their copies are from the file. Only the others are read, and those that were copied
+//! from memory, which may have been another mapping's then: few in a range that shows files, all in one that is on anonymous
+//! memory.
 //!
 //! All threads of the program are stopped while this runs: the buffers are allocated before, and the copy, which no
 //! thread writes any more, is read before. The rest takes about 0.2 ms for each MiB on transparent huge pages (Linux
@@ -32,6 +33,8 @@ pub(super) const CHANGED: CallError =
 pub(super) struct Comparison {
     range: AddressRange,
     copy: AddressRange,
+    /// Pages of the range whose copies are from memory.
+    from_memory: RangeSet,
     /// Pages of the copy that may differ by the probes that they hold.
     probed: RangeSet,
     /// The parts of the copy that have been read already, and what they hold, from the start of the copy on.
@@ -59,6 +62,12 @@ impl Comparison {
         }
     }
 
+    /// The pages to compare if these have been written.
+    fn compared(&self, mut changed: RangeSet) -> RangeSet {
+        self.from_memory.iter().for_each(|part| changed.insert(part));
+        changed
+    }
+
     fn copy_of(&self, at: Address, length: u64) -> AddressRange {
         AddressRange::sized(self.copy.start() + (at - self.range.start()), length)
     }
@@ -70,7 +79,7 @@ impl Comparison {
     pub fn expect_same(&mut self, calls: &Calls<'_, '_>) -> Result<(), CallError> {
         self.take_over_code(calls);
         let changed = calls.pagemap.changed(self.range).map_err(|error| failed("reading the pagemap", &error))?;
-        for part in changed.iter() {
+        for part in self.compared(changed).iter() {
             let mut at = part.start();
             while at < part.end() {
                 let length = (part.end() - at).min(COMPARED_AT_ONCE);
@@ -137,6 +146,7 @@ impl LiveExecutor {
         let mut comparison = Comparison {
             range,
             copy,
+            from_memory: self.from_memory.within(range).collect(),
             probed: if is_code { self.probed.within(copy).collect() } else { RangeSet::new() },
             read: RangeSet::new(),
             contents: Vec::new(),
@@ -145,7 +155,8 @@ impl LiveExecutor {
             base_page: self.base_page,
         };
         // If the kernel does not report it now, it is asked again in the stop.
-        comparison.read_copy(&self.memory, &self.pagemap.changed(range).unwrap_or_default());
+        let compared = comparison.compared(self.pagemap.changed(range).unwrap_or_default());
+        comparison.read_copy(&self.memory, &compared);
         comparison
     }
 
