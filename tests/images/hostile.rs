@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use test_support::{
-    Context, Image, InstalledFolder, Need, Output, Program, Session, Test, TestStore, View, copy_of_a_program,
-    copy_program, default_huge_page, make_small, poll_until, test_case,
+    Context, Image, InstalledFolder, Need, Output, Program, Session, SilentServer, Test, TestStore, View,
+    copy_of_a_program, copy_program, default_huge_page, make_small, poll_until, test_case,
 };
 
 /// Offset within a page of the small programs' code, after the page's function, that nothing executes.
@@ -27,6 +27,8 @@ const HELD_UP: Duration = Duration::from_secs(60);
 
 pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
+    let served =
+        || [needs(), ["/dev/fuse", "/usr/include/linux/fuse.h"].map(|path| Need::File(path.into())).to_vec()].concat();
     let disks = ["mkfs.ext4", "debugfs", "losetup"].map(|name| Need::Command(name.into()));
     let with_disks = [needs(), disks.to_vec()].concat();
     vec![
@@ -39,6 +41,7 @@ pub fn tests() -> Vec<Test> {
             on_btrfs,
         ),
         test_case("an_image_is_taken_back_with_its_folder", needs(), taken_back),
+        test_case("a_source_that_never_answers_is_not_awaited", served(), source_that_never_answers),
         test_case("a_group_that_is_denied_reads_no_image", needs(), denied_group),
         test_case("a_user_whom_a_list_denies_reads_no_image", needs(), denied_by_a_list),
         test_case("users_do_not_fill_the_store", needs(), users_files),
@@ -54,6 +57,39 @@ pub fn tool(t: &Context, name: &str, arguments: &[&dyn AsRef<OsStr>]) -> Result<
     let mut command = Command::new(name);
     command.args(arguments.iter().map(|argument| argument.as_ref()));
     t.run(command)?.success()
+}
+
+/// The user who owns the folder of an image's source covers it by a file system that never answers.
+fn source_that_never_answers(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let folder = t.folder().join("covered");
+    fs::create_dir(&folder)?;
+    let file = folder.join("program");
+    let other = copy_of_a_program(t, "program")?;
+    copy_program(t, &other, &file)?;
+    store.add(t, &file)?;
+    let mut served = SilentServer::mount_over(t, folder, &other)?;
+    served.be_silent()?;
+    let mut run = t.pagelift(&["run", "--pages", "image", "--"])?;
+    run.arg(&other).env("PAGELIFT_STORE", &store.path);
+    let list = |words: &[&str]| -> Result<Command> {
+        let mut command = t.pagelift(&[&["image"], words].concat())?;
+        command.env("PAGELIFT_STORE", &store.path);
+        Ok(command)
+    };
+    for command in [list(&["list"])?, list(&["gc", "--dry-run"])?, list(&["gc"])?] {
+        let said = format!("{command:?}");
+        let mut session = t.session_within(command, 2 * HELD_UP)?;
+        let ended = poll_until(HELD_UP, "the command to end", || session.has_ended().unwrap_or(true));
+        if ended.is_err() {
+            served.end();
+        }
+        let output = session.finish()?.success()?;
+        ensure!(ended.is_ok() && !output.stderr.contains("was given up"), "{said} waits: {output:?}");
+    }
+    let session = t.session_within(run, HELD_UP)?;
+    session.wait_for_line("ready").context("an unrelated program is not started")?;
+    end(session).map(drop)
 }
 
 /// The offset in the file of a byte that every image has in a whole huge page, and that can be changed without harm.

@@ -7,13 +7,14 @@
 
 use linux::attributes;
 use linux::file_systems::XFS_SUPER_MAGIC;
+use linux::watch::watched;
 use nix::errno::Errno;
 use nix::sys::statfs::{
     BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, statfs,
 };
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::AccessFlags;
-use process_view::FileIdentity;
+use process_view::{FileIdentity, FoundFile};
 use std::ffi::{CStr, CString};
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
@@ -40,10 +41,11 @@ const ALSO_BY_MODE: [u32; 3] = [0x7371_7368, 0xe0f5_e1e2, 0x8584_58f6];
 
 /// True if the file of this identity is at `path`, and its mode, its folders' modes and access control lists let
 /// everybody read it there. A file that is not found there, because it was removed or is in a container, counts as not
-/// readable.
+/// readable, and so does one on a file system that a user's program serves.
 pub(crate) fn is_readable_by_everybody(path: &Path, identity: &FileIdentity) -> bool {
     let mut device = None;
-    path.is_absolute()
+    is_answered(path)
+        && path.is_absolute()
         && path.ancestors().all(|part| {
             let Ok(found) = fs::symlink_metadata(part) else { return false };
             let granted = match part == path {
@@ -56,9 +58,16 @@ pub(crate) fn is_readable_by_everybody(path: &Path, identity: &FileIdentity) -> 
         })
 }
 
+/// True if a regular file is at the path, and no program of a user serves a file system on the way: the calls below would wait
+/// for that program.
+fn is_answered(path: &Path) -> bool {
+    watched(|| format!("looking for {}", path.display()), || FoundFile::at(path)).is_ok_and(|found| found.is_some())
+}
+
 /// True if the caller can read the file at this path.
 pub(crate) fn is_readable_by_us(path: &Path) -> bool {
-    nix::unistd::faccessat(nix::fcntl::AT_FDCWD, path, AccessFlags::R_OK, nix::fcntl::AtFlags::AT_EACCESS).is_ok()
+    let flags = nix::fcntl::AtFlags::AT_EACCESS;
+    is_answered(path) && nix::unistd::faccessat(nix::fcntl::AT_FDCWD, path, AccessFlags::R_OK, flags).is_ok()
 }
 
 /// The reason why a file is not root's own; `None` if it is at its path, only root can write it, and the mount allows
@@ -82,8 +91,10 @@ pub(crate) fn not_roots_own(path: &Path, identity: &FileIdentity) -> Option<Stri
 
 /// Returns the metadata of the path's last component, if it is the file with this identity and not a link to it.
 fn at_its_path(path: &Path, identity: &FileIdentity) -> Option<Metadata> {
-    let found = fs::symlink_metadata(path).ok().filter(|_| path.is_absolute())?;
-    is_it(&found, identity).then_some(found)
+    if !path.is_absolute() || !is_answered(path) {
+        return None;
+    }
+    fs::symlink_metadata(path).ok().filter(|found| is_it(found, identity))
 }
 
 fn is_it(found: &Metadata, identity: &FileIdentity) -> bool {

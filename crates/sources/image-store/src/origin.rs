@@ -2,13 +2,13 @@
 
 use crate::SourceKey;
 use crate::medium::Medium;
-use nix::fcntl::OFlag;
-use process_view::FileIdentity;
+use linux::watch::watched;
+use process_view::{FileIdentity, FoundFile};
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum length of a name in the store, in bytes.
@@ -64,22 +64,28 @@ pub enum SourceState {
     Unknown,
 }
 
-/// Returns the state of the file at a source's path.
+/// Returns the state of the file at a source's path. A file system that a user's program serves is not asked: users can mount
+/// one over a folder of theirs at any time.
 pub(crate) fn state_of(path: &Path, key: &SourceKey) -> SourceState {
-    match fs::symlink_metadata(path) {
-        Ok(found) if FileIdentity::of(&found) == key.file() && !is_on_another_medium(path, key) => SourceState::Same,
-        Ok(_) => SourceState::Changed,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => SourceState::Gone,
-        Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => SourceState::Gone,
+    match watched(|| format!("looking for {}", path.display()), || FoundFile::at(path)) {
+        Ok(Some(found)) => state_of_found(found, key),
+        Ok(None) => SourceState::Changed,
+        Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => {
+            SourceState::Gone
+        }
         Err(_) => SourceState::Unknown,
     }
 }
 
-/// True if the file at the path, which has the identity of the source, can be opened and is on another file system.
-fn is_on_another_medium(path: &Path, key: &SourceKey) -> bool {
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
-    let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
-    Medium::of(&file, key.file().device).is_ok_and(|medium| medium != key.medium())
+/// A file with the source's identity that cannot be opened is taken for the source.
+fn state_of_found(found: FoundFile, key: &SourceKey) -> SourceState {
+    match found.metadata() {
+        Ok(metadata) if FileIdentity::of(&metadata) != key.file() => return SourceState::Changed,
+        Ok(_) => {}
+        Err(_) => return SourceState::Unknown,
+    }
+    let medium = found.open().ok().and_then(|file| Medium::of(&file, key.file().device).ok());
+    if medium.is_some_and(|medium| medium != key.medium()) { SourceState::Changed } else { SourceState::Same }
 }
 
 #[cfg(test)]

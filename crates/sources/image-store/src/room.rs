@@ -83,6 +83,9 @@ impl Store {
             images.iter().filter(|image| image.is_automatic()).map(Image::memory).sum::<Result<u64, _>>()?;
         let over = share.map_or(0, |share| (automatic + needed).saturating_sub(share));
         let mut lack = Lack { room, share: over };
+        if lack.is_nothing() {
+            return Ok(());
+        }
         let mut going = Vec::new();
         for image in in_order(&images) {
             if lack.is_nothing() {
