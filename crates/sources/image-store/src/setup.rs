@@ -14,8 +14,8 @@ use linux::text::text_of;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::geteuid;
 use std::fmt;
-use std::fs::{self, Permissions};
-use std::io;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -196,7 +196,8 @@ impl StoreMount {
     /// A line for fstab(5).
     pub fn fstab_line(&self) -> String {
         format!(
-            "{DEVICE} {} {} nosuid,nodev,x-mount.mkdir=0755,{} 0 0",
+            // A boot goes on without a store: on a kernel without huge pages for tmpfs it cannot be mounted.
+            "{DEVICE} {} {} nosuid,nodev,nofail,x-mount.mkdir=0755,{} 0 0",
             self.directory.display(),
             self.file_system_type(),
             self.own_options()
@@ -336,13 +337,20 @@ fn escaped(path: &Path) -> String {
     text
 }
 
-/// Replaces a file at once: a reader sees the old contents or the new ones.
+/// Replaces a file, or the file that a link there leads to, at once: a reader, also after the machine lost its power, sees
+/// the old contents or the new ones.
 fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".pagelift-new");
-    fs::write(&beside, contents)?;
-    fs::set_permissions(&beside, Permissions::from_mode(mode))?;
-    fs::rename(&beside, path)
+    let path = match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+        found => found?,
+    };
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let mut file = tempfile::Builder::new().prefix(".pagelift").suffix(".new").tempfile_in(folder)?;
+    file.write_all(contents)?;
+    file.as_file().set_permissions(Permissions::from_mode(mode))?;
+    file.as_file().sync_all()?;
+    file.persist(&path)?;
+    File::open(folder)?.sync_all()
 }
 
 /// True for permissions by which only root writes, and root may do everything.

@@ -1,9 +1,12 @@
-//! The mode of the present store, which the setup keeps.
+//! The mode and size of the present store, which the setup keeps.
 
 use super::uninstall::text_of;
-use super::{DEVICE, StoreMount, is_fit, mounted_type};
+use super::{DEVICE, StoreMount, StoreSize, is_fit, mounted_type};
+use crate::FileSystem;
 use crate::access::ROOT;
 use crate::store::ONLY_ON_REQUEST;
+use nix::sys::statvfs::statvfs;
+use nix::sys::sysinfo::sysinfo;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -51,9 +54,47 @@ impl StoreMount {
 
     /// The mode in this directory's mount unit in `folder`, or in its line in `fstab`; `None` if neither has one.
     pub fn mode_at_boot(&self, folder: &Path, fstab: &Path) -> Option<StoreMode> {
+        self.at_boot(folder, fstab, StoreMode::in_options)
+    }
+
+    /// The size limit of the mounted store; if none is mounted, the one in its mount unit or in its line in `fstab`. `None` if
+    /// there is no store on this type of file system, or none with a limit.
+    pub fn present_size(&self, folder: &Path, fstab: &Path) -> Option<StoreSize> {
+        let at_boot = || self.at_boot(folder, fstab, |options| self.size_in_options(options));
+        self.mounted_size().or_else(at_boot)
+    }
+
+    /// What `read` finds in the options of this directory's mount unit, or else of its line of an fstab(5).
+    fn at_boot<T>(&self, folder: &Path, fstab: &Path, read: impl Fn(&str) -> Option<T>) -> Option<T> {
         let unit = text_of(&folder.join(self.systemd_unit().0)).unwrap_or_default();
         let options = unit.lines().find_map(|line| line.strip_prefix("Options="));
-        options.and_then(StoreMode::in_options).or_else(|| self.mode_in_table(&fs::read_to_string(fstab).ok()?))
+        // A unit has the sign of a share twice (systemd.unit(5), "Specifiers").
+        let in_unit = options.and_then(|options| read(&options.replace("%%", "%")));
+        in_unit.or_else(|| {
+            fs::read_to_string(fstab).ok()?.lines().find_map(|line| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                let [DEVICE, place, _, options, ..] = fields[..] else { return None };
+                if Path::new(place) == self.directory { read(options) } else { None }
+            })
+        })
+    }
+
+    fn size_in_options(&self, options: &str) -> Option<StoreSize> {
+        let is_tmpfs = options.split(',').any(|option| option.starts_with("huge="));
+        let size = options.split(',').find_map(|option| option.strip_prefix("size="))?;
+        if is_tmpfs == (self.file_system == FileSystem::Tmpfs) { size.parse().ok() } else { None }
+    }
+
+    /// The limit of a mounted tmpfs, as a share of memory if it is exactly one (`shmem_parse_one`, mm/shmem.c).
+    fn mounted_size(&self) -> Option<StoreSize> {
+        if self.file_system != FileSystem::Tmpfs || mounted_type(&self.directory)? != "tmpfs" {
+            return None;
+        }
+        let found = statvfs(&self.directory).ok()?;
+        let (page, size) = (found.fragment_size(), found.blocks() * found.fragment_size());
+        let memory = sysinfo().ok()?.ram_total();
+        let share = (1..=100).find(|&percent| (memory * u64::from(percent) / 100).abs_diff(size) <= page);
+        (size > 0).then(|| share.map_or(StoreSize::Bytes(size), StoreSize::Percent))
     }
 
     fn mounted_mode(&self) -> Option<StoreMode> {
@@ -61,15 +102,6 @@ impl StoreMount {
         let found = fs::symlink_metadata(&self.directory).ok()?;
         let is_store = ["tmpfs", "hugetlbfs"].contains(&file_system.as_str()) && found.uid() == ROOT;
         StoreMode::of(found.mode()).filter(|_| is_store)
-    }
-
-    /// The mode in this directory's line of an fstab(5).
-    fn mode_in_table(&self, table: &str) -> Option<StoreMode> {
-        table.lines().find_map(|line| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let [DEVICE, place, _, options, ..] = fields[..] else { return None };
-            StoreMode::in_options(options).filter(|_| Path::new(place) == self.directory)
-        })
     }
 }
 
@@ -101,5 +133,20 @@ mod tests {
         let text = fs::read_to_string(&units[0]).unwrap();
         fs::write(&units[0], text.replace("mode=01700", "mode=0777")).unwrap();
         assert_eq!(read(), Some(in_table.mode()), "a mode that no store has");
+    }
+
+    #[test]
+    fn the_size_of_the_next_boot_is_read_from_a_unit_or_a_table() {
+        let folder = tempfile::tempdir().unwrap();
+        let fstab = folder.path().join("fstab");
+        let sized = |kind, size| StoreMount::new(Path::new("/srv/no-such-store"), kind, None, size, 0o755).unwrap();
+        let read = |kind| sized(kind, None).present_size(folder.path(), &fstab);
+        assert_eq!(read(FileSystem::Tmpfs), None);
+        sized(FileSystem::Tmpfs, Some(StoreSize::Bytes(3 << 30))).install_fstab_line(&fstab).unwrap();
+        assert_eq!(read(FileSystem::Tmpfs), Some(StoreSize::Bytes(3 << 30)));
+        assert_eq!(read(FileSystem::Hugetlbfs), None, "a size of another file system");
+        let in_unit = sized(FileSystem::Tmpfs, Some(StoreSize::Percent(40)));
+        in_unit.install_units(folder.path(), Path::new("/usr/bin/pagelift")).unwrap();
+        assert_eq!(read(FileSystem::Tmpfs), Some(StoreSize::Percent(40)));
     }
 }

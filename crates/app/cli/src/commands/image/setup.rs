@@ -20,8 +20,8 @@ use std::process::Command;
 pub struct SetupArgs {
     #[command(flatten)]
     store: StoreArg,
-    /// Maximum memory of all images: bytes such as 2G, or a share of memory [default: 25%; with --hugetlbfs the whole
-    /// pool].
+    /// Maximum memory of all images: bytes such as 2G, or a share of memory [default: the present size; for a new store 25%,
+    /// with --hugetlbfs the whole pool].
     #[arg(long, value_name = "SIZE")]
     size: Option<StoreSize>,
     /// Mode of the store's directory. 755 lets every user use the images, 700 root alone [default: the present mode; 755
@@ -121,11 +121,12 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
 /// The mount with these options, and with the present setting of an option that is missing.
 fn mount_of(args: &SetupArgs) -> anyhow::Result<StoreMount> {
     let file_system = if args.hugetlbfs { FileSystem::Hugetlbfs } else { FileSystem::Tmpfs };
-    let mount = |mode| StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, mode);
-    let new = mount(StoreMode::default().permissions)?;
+    let mount = |size, mode| StoreMount::new(&args.store.path(), file_system, args.page_size, size, mode);
+    let new = mount(args.size, StoreMode::default().permissions)?;
+    let size = args.size.or_else(|| new.present_size(&args.unit_folder, &args.fstab));
     let present = new.present_mode(&args.unit_folder, &args.fstab).unwrap_or_default();
     let automatic = args.automatic.map_or(present.automatic, |word| word == AutomaticArg::Yes);
-    Ok(mount(args.mode.unwrap_or(present.permissions))?.with_automatic_images(automatic))
+    Ok(mount(size, args.mode.unwrap_or(present.permissions))?.with_automatic_images(automatic))
 }
 
 /// A mounted store keeps its mode until the next boot, which reads the written configuration.
