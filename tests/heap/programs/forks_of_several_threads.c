@@ -1,5 +1,5 @@
-// Several threads fork at once, and one fork takes so long that another thread stops waiting for it: a handler around
-// the first fork, which runs while the heap's locks are held, ends only after the other forks. All processes can
+// Several threads fork at once, and one fork takes long: a handler around the first fork, which runs while the heap's locks
+// are held, goes on for longer than a thread waits for its turn. The other forks wait for it. All processes can
 // allocate afterwards: large blocks, and small ones until a new arena is needed. A handler may also fork by itself. The
 // handlers are registered without the heap's knowledge, so that they run after the heap's.
 //
@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { SECONDS = 100, MOST_THREADS = 16, LARGE = 9 << 20, SMALL = 40 << 20, BLOCK = 30000 };
+enum { SECONDS = 100, MOST_THREADS = 16, LARGE = 9 << 20, SMALL = 40 << 20, BLOCK = 30000, SLOW_MS = 1500 };
 
 static __thread int is_slow, forks_in_handler;
 static volatile int slow_has_begun, others_left, threads;
@@ -67,7 +67,7 @@ static void before(void) {
     }
     if (is_slow) {
         slow_has_begun = 1;
-        while (others_left) poll(NULL, 0, 1);
+        for (int waited = 0; others_left && waited < SLOW_MS; waited++) poll(NULL, 0, 1);
     }
 }
 

@@ -100,13 +100,20 @@ pub static FORK_PTY: Kept = Kept::new(c"forkpty");
 pub static GET_VARIABLE: Kept = Kept::new(c"getenv");
 /// `__register_atfork`.
 pub static REGISTER_AT_FORK: Kept = Kept::new(c"__register_atfork");
+/// `_IO_list_lock`, of the C library's list of streams.
+pub static LOCK_STREAMS: Kept = Kept::new(c"_IO_list_lock");
+/// `_IO_list_unlock`.
+pub static UNLOCK_STREAMS: Kept = Kept::new(c"_IO_list_unlock");
+/// `_IO_list_resetlock`.
+pub static RESET_STREAMS: Kept = Kept::new(c"_IO_list_resetlock");
 /// The variable `__libc_single_threaded`.
 pub static SINGLE_THREADED: Kept = Kept::new(c"__libc_single_threaded");
 
 /// Looks up these functions and variables, in this library's constructor.
 pub fn look_up() {
     let all = [&FORK, &DAEMON, &FORK_PTY, &GET_VARIABLE, &REGISTER_AT_FORK, &SINGLE_THREADED];
-    _ = all.map(Kept::get);
+    let of_streams = [&LOCK_STREAMS, &UNLOCK_STREAMS, &RESET_STREAMS];
+    _ = (all.map(Kept::get), of_streams.map(Kept::get));
 }
 
 const UNKNOWN: usize = 0;

@@ -27,7 +27,7 @@ use crate::pool_exit::{PoolExit, child_leaves_pool, leave_pool, make_room_for_co
 use crate::small::GROWING;
 use crate::sys::{KeepErrno, Lock, give_way, milliseconds, say};
 use crate::turn::{OF_TURN, TURN, is_own_turn};
-use crate::{SHARED, locks, small};
+use crate::{SHARED, locks, small, streams};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -73,7 +73,7 @@ pub fn register() {
     // - the handlers are functions of this library, which is never unloaded; without an object they stay until the end.
     // - the C library calls the last one in the child of a fork, after `prepare` in the parent; the thread that forked
     //   is the child's only one.
-    unsafe { register(Some(prepare), Some(release), Some(release_in_child), core::ptr::null_mut()) };
+    unsafe { register(Some(before_fork), Some(after_fork), Some(after_fork_in_child), core::ptr::null_mut()) };
 }
 
 /// Waits for the turn; false if it was not given in time. The wait is bounded by [`MAX_WAIT_MS`] once the other thread has
@@ -93,8 +93,41 @@ fn take_turn() -> bool {
     true
 }
 
-/// The handler before a fork: makes the fork safe, and takes the heap's locks.
-pub extern "C" fn prepare() {
+/// The handler before a fork(2), which takes the lock of the C library's streams as well.
+extern "C" fn before_fork() {
+    let _keep = KeepErrno::new();
+    streams::lock();
+    prepare();
+}
+
+/// The handler after it in the parent.
+extern "C" fn after_fork() {
+    let _keep = KeepErrno::new();
+    streams::unlock();
+    release();
+}
+
+/// The handler after it in the child.
+///
+/// # Safety
+/// As for [`release_in_child`].
+unsafe extern "C" fn after_fork_in_child() {
+    let _keep = KeepErrno::new();
+    // SAFETY:
+    // - the caller's promise.
+    unsafe {
+        streams::forget();
+        release_in_child();
+    }
+}
+
+/// True in a fork that was begun in a handler around another fork of this thread.
+pub fn is_nested() -> bool {
+    is_own_turn() && OF_TURN.nested.load(SeqCst) > 0
+}
+
+/// Before a fork: makes the fork safe, and takes the heap's locks.
+pub fn prepare() {
     let _keep = KeepErrno::new();
     let is_ready = if is_own_turn() {
         // In a handler of the program's around another fork of this thread, which holds the locks already.
@@ -134,11 +167,11 @@ fn prepare_in_turn() -> bool {
     is_ready
 }
 
-/// The handler after a fork in the child.
+/// After a fork in the child.
 ///
 /// # Safety
 /// This is the child of a fork, and its only thread; the thread that forked had called [`prepare`] before.
-pub unsafe extern "C" fn release_in_child() {
+pub unsafe fn release_in_child() {
     let _keep = KeepErrno::new();
     locks::forget_other_threads();
     // SAFETY:
@@ -169,8 +202,8 @@ pub unsafe extern "C" fn release_in_child() {
     end_turn();
 }
 
-/// The handler after a fork in the parent.
-pub extern "C" fn release() {
+/// After a fork in the parent.
+pub fn release() {
     let _keep = KeepErrno::new();
     if !is_own_turn() {
         return locks::open();

@@ -52,6 +52,7 @@ mod small;
 mod start;
 mod statistics;
 mod stop;
+mod streams;
 mod swap;
 mod sys;
 mod text;
