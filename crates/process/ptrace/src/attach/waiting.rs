@@ -33,7 +33,8 @@ impl StopWaiter {
         Self { descriptor, mask_before }
     }
 
-    /// Returns what a thread reports; `None` where it has reported nothing by the deadline.
+    /// Returns what a thread reports; `None` where it has reported nothing by the deadline. The report of a signal stays
+    /// pending: the kernel delivers the signal if this process is killed.
     ///
     /// # Errors
     /// As for [`wait::wait_for`].
@@ -53,7 +54,7 @@ impl StopWaiter {
         let mut looks = 0;
         loop {
             looks += 1;
-            match wait::poll(thread)? {
+            match wait::poll_keeping_signals(thread)? {
                 None if looks < fewest || Instant::now() < deadline => self.sleep(),
                 report => return Ok(report),
             }

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::unistd::Pid;
 use std::time::Instant;
 
-/// A traced thread in a ptrace stop that has been waited for.
+/// A traced thread that a wait has found in a ptrace stop.
 #[derive(Debug)]
 #[must_use = "the thread stays stopped until it is resumed or detached"]
 pub struct Stopped {

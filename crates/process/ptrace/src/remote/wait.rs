@@ -132,6 +132,20 @@ pub fn poll(thread: Pid) -> Result<Option<WaitReport>, Errno> {
     Ok(wait(thread, libc::WNOHANG)?.map(|(_, report)| report))
 }
 
+/// Like [`poll`], but the report of a signal stays pending until the thread is resumed, and is returned by each call until
+/// then. A signal whose report has been taken is known to this process only: if this process is killed, the kernel resumes
+/// the thread without it (`wait_task_stopped` clears the code with which `ptrace_signal` goes on). Requests do not need the
+/// report to be taken.
+///
+/// # Errors
+/// As for [`wait_for`].
+pub fn poll_keeping_signals(thread: Pid) -> Result<Option<WaitReport>, Errno> {
+    let (code, status) = peek(libc::P_PID, thread)?;
+    // A stop has its event in the higher bits, as in the status of waitpid(2).
+    let is_signal = code == libc::CLD_TRAPPED && status >> 8 == 0 && status != libc::SIGTRAP | SYSTEM_CALL_BIT;
+    if is_signal { Ok(Some(WaitReport::Stopped(Stop::Signal(status)))) } else { poll(thread) }
+}
+
 /// Returns the report of any thread, if one is pending.
 ///
 /// # Errors
@@ -250,6 +264,33 @@ mod tests {
         assert!(!is_to_be_reported(pid));
         assert_eq!(poll(pid), Err(Errno::ECHILD));
         drop(child.wait());
+    }
+
+    #[test]
+    fn a_signal_whose_report_is_kept_is_not_lost_with_its_tracer() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        // A tracer that ends while the child is about to receive the signal.
+        let trace = || {
+            requests::seize(pid, 0).unwrap();
+            send(pid, libc::SIGUSR1);
+            let mut report = None;
+            while report.is_none() {
+                report = poll_keeping_signals(pid).unwrap();
+            }
+            (report, poll_keeping_signals(pid).unwrap())
+        };
+        let reports = std::thread::scope(|scope| scope.spawn(trace).join());
+        let deadline = Instant::now() + LONGEST_CALL;
+        let mut ended = None;
+        while ended.is_none() && Instant::now() < deadline {
+            ended = child.try_wait().unwrap();
+        }
+        drop(child.kill());
+        drop(child.wait());
+        let signal = Some(WaitReport::Stopped(Stop::Signal(libc::SIGUSR1)));
+        assert_eq!(reports.unwrap(), (signal, signal));
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.unwrap()), Some(libc::SIGUSR1));
     }
 
     #[test]

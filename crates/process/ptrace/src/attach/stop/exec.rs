@@ -64,7 +64,7 @@ impl LiveProcess {
     /// Releases the thread that had not returned from a call, once it stops after that: it completes the code by itself.
     pub fn release_late(&self) {
         if let Some(Over::Lost(thread)) = self.over
-            && let Ok(Some(WaitReport::Stopped(stop))) = wait::poll(Pid::from_raw(thread))
+            && let Ok(Some(WaitReport::Stopped(stop))) = wait::poll_keeping_signals(Pid::from_raw(thread))
         {
             let _ = Running::already_traced(Pid::from_raw(thread)).has_stopped().detach(stop.delivered_signal());
         }
