@@ -20,6 +20,8 @@ const LONGEST_INTERPRETER: u64 = 4096;
 /// to be read.
 const MOST_NOTE_BYTES: u64 = 1 << 20;
 const MOST_DYNAMIC_BYTES: u64 = 1 << 20;
+/// Length of the longest build ID that is accepted, in bytes. Linkers write 8 to 32.
+const LONGEST_BUILD_ID: usize = 64;
 
 /// Why an ELF file cannot be parsed. Its program runs unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -287,8 +289,35 @@ fn text_of(bytes: Option<&[u8]>) -> Option<String> {
 fn build_id_in(mut notes: object::read::elf::NoteIterator<'_, Header>, endian: Endianness) -> Option<String> {
     while let Ok(Some(note)) = notes.next() {
         if note.name() == elf::ELF_NOTE_GNU && note.n_type(endian).0 == elf::NT_GNU_BUILD_ID.0 {
-            return Some(note.desc().iter().map(|byte| format!("{byte:02x}")).collect());
+            let id = note.desc();
+            return (id.len() <= LONGEST_BUILD_ID).then(|| id.iter().map(|byte| format!("{byte:02x}")).collect());
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build_id_of_length(length: u32) -> Option<String> {
+        let header = [4, length, elf::NT_GNU_BUILD_ID.0].map(u32::to_le_bytes).concat();
+        let padded = alloc::vec![0xab; length.next_multiple_of(4) as usize];
+        let bytes = [&header[..], b"GNU\0", &padded].concat();
+        build_id_in(
+            object::read::elf::NoteIterator::new(Endianness::Little, 4_u64, &bytes).unwrap(),
+            Endianness::Little,
+        )
+    }
+
+    /// The length is a number in a file that any user can write.
+    #[test]
+    fn a_build_id_longer_than_any_linker_writes_is_none() {
+        for length in [8, 20, 64] {
+            assert_eq!(build_id_of_length(length), Some("ab".repeat(length as usize)));
+        }
+        for length in [65, 1_000_000] {
+            assert_eq!(build_id_of_length(length), None);
+        }
+    }
 }

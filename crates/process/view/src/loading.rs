@@ -283,7 +283,10 @@ pub(crate) fn open_object(process: &ProcessFiles, space: &AddressSpace, object: 
 /// Returns the approximate bytes of memory that an image occupies, or the record that there is none.
 fn memory_of(image: Option<&ElfImage>) -> u64 {
     let segments = image.map_or(0, |image| image.segments.len());
-    (size_of::<LoadedObject>() + size_of::<FileIdentity>() + segments * size_of::<LoadSegment>()) as u64
+    let texts =
+        image.map_or([None; 3], |image| [&image.build_id, &image.soname, &image.interpreter].map(Option::as_ref));
+    let text_bytes: usize = texts.into_iter().flatten().map(String::len).sum();
+    (size_of::<LoadedObject>() + size_of::<FileIdentity>() + segments * size_of::<LoadSegment>() + text_bytes) as u64
 }
 
 type ReadImage = Result<Option<Result<ElfImage, ElfError>>, Unreadable>;
