@@ -123,7 +123,7 @@ pub fn explain<'a>(configuration: &'a Configuration, paths: &Paths, pid: i32) ->
         waits,
         switch: Switch::read(&paths.switch),
         entry: ledger.lifts.iter().find(|entry| entry.identity == sample.identity).cloned(),
-        block: ledger.block_of(&program.build, program.owner),
+        block: ledger.block_of(&program.build, program.owner, program.user),
         verdict,
         verdicts_error,
         state_error,

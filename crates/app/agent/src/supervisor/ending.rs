@@ -24,6 +24,8 @@ pub struct Recent {
     pub build: String,
     /// Owner of its file.
     pub owner: u32,
+    /// Its user.
+    pub user: u32,
     /// Handle on it.
     pub handle: ProcessHandle,
     /// When it was lifted.

@@ -16,7 +16,8 @@ use std::path::Path;
 const VERSION: u32 = 1;
 /// Largest size of the file in bytes.
 const LARGEST: u64 = 16 << 20;
-/// Most builds that are blocked. The oldest are forgotten, and builds in files of root only if no others are left.
+/// Most builds that are blocked. The oldest are forgotten, and blocks by processes of root that execute files of root
+/// only if no others are left.
 const MOST_BLOCKED: usize = 1000;
 const ROOT: u32 = 0;
 /// Name of the file.
@@ -49,6 +50,9 @@ pub struct Entry {
     /// Owner of its file.
     #[serde(default)]
     pub owner: u32,
+    /// User of the process.
+    #[serde(default)]
+    pub user: u32,
     /// Name of the rule.
     pub rule: String,
     /// cgroup.
@@ -99,6 +103,7 @@ impl Entry {
             program: program.file_name().to_owned(),
             build: program.build.clone(),
             owner: program.owner,
+            user: program.user,
             rule: rule.to_owned(),
             cgroup: program.cgroup.clone(),
             kinds: kinds.iter().map(|&kind| kind.to_owned()).collect(),
@@ -152,6 +157,10 @@ pub struct Block {
     /// Owner of the file: a copy that another user makes, or a file with the same build ID, is not this build.
     #[serde(default)]
     pub owner: u32,
+    /// User of the process that caused the block. It applies to processes of this user, and if it is root, to all: a user can run
+    /// any program of the system, and make it crash.
+    #[serde(default)]
+    pub user: u32,
     /// Name of its program.
     pub program: String,
     /// The reason.
@@ -256,18 +265,20 @@ impl Ledger {
         }
     }
 
-    /// Why this build in a file of this owner is not lifted any more.
-    pub fn block_of(&self, build: &str, owner: u32) -> Option<Refusal> {
-        let block = self.blocked.iter().find(|block| block.build == build && block.owner == owner)?;
+    /// Why this build in a file of this owner is not lifted any more in processes of this user.
+    pub fn block_of(&self, build: &str, owner: u32, user: u32) -> Option<Refusal> {
+        let applies = |block: &&Block| block.user == user || block.user == ROOT;
+        let mut blocks = self.blocked.iter().filter(applies);
+        let block = blocks.find(|block| block.build == build && block.owner == owner)?;
         Some(Refusal::new(Reason::Blocked, format!("this build is blocked until the next boot: {}", block.why)))
     }
 
     /// Blocks a build.
     pub fn block(&mut self, block: Block) {
-        self.blocked.retain(|other| (&other.build, other.owner) != (&block.build, block.owner));
+        self.blocked.retain(|other| (&other.build, other.owner, other.user) != (&block.build, block.owner, block.user));
         if self.blocked.len() >= MOST_BLOCKED {
             // A user can make as many builds as fit.
-            let oldest = self.blocked.iter().position(|other| other.owner != ROOT);
+            let oldest = self.blocked.iter().position(|other| other.owner != ROOT || other.user != ROOT);
             self.blocked.remove(oldest.unwrap_or(0));
         }
         self.blocked.push(block);
@@ -309,6 +320,7 @@ pub(super) mod tests {
             program: "a\u{1b}[8m".to_owned(),
             build: "b".to_owned(),
             owner: 0,
+            user: 0,
             rule: "r".to_owned(),
             cgroup: String::new(),
             kinds: vec!["text".to_owned()],
@@ -332,14 +344,22 @@ pub(super) mod tests {
         ledger.put(entry(1));
         ledger.put(entry(2));
         ledger.put(Entry { covered: 7, refusal: Some(Refusal::new(Reason::Traced, "x")), ..entry(1) });
-        ledger.block(Block { build: "b".to_owned(), owner: 0, program: "a".to_owned(), why: "it crashed".to_owned() });
+        ledger.block(Block {
+            build: "b".to_owned(),
+            owner: 0,
+            user: 0,
+            program: "a".to_owned(),
+            why: "it crashed".to_owned(),
+        });
         ledger.count(Reason::Traced);
         // Left by a killed agent.
         fs::write(folder.path().join(".lifts.json.new"), "half").unwrap();
         ledger.save(folder.path()).unwrap();
         assert_eq!(Ledger::load(folder.path(), "boot").unwrap(), ledger);
         assert_eq!((ledger.lifts.len(), ledger.lifts[0].covered), (2, 7));
-        assert!(ledger.block_of("b", 0).unwrap().text.ends_with("it crashed") && ledger.block_of("c", 0).is_none());
+        assert!(
+            ledger.block_of("b", 0, 0).unwrap().text.ends_with("it crashed") && ledger.block_of("c", 0, 0).is_none()
+        );
         assert!(Ledger::load(folder.path(), "next boot").unwrap().lifts.is_empty());
         let text = fs::read_to_string(folder.path().join(NAME)).unwrap();
         assert!(foreign_text::is_printable(text.trim_end()), "{text}");
@@ -349,19 +369,37 @@ pub(super) mod tests {
     #[test]
     fn a_user_blocks_no_program_of_the_system() {
         let mut ledger = Ledger::default();
-        let block =
-            |owner, why: &str| Block { build: "b".to_owned(), owner, program: String::new(), why: why.to_owned() };
+        let block = |owner, why: &str| Block { owner, user: owner, why: why.to_owned(), ..block("b") };
         ledger.block(block(1000, "crafted"));
-        assert!(ledger.block_of("b", 1000).is_some() && ledger.block_of("b", 0).is_none());
+        assert!(ledger.block_of("b", 1000, 1000).is_some() && ledger.block_of("b", 0, 0).is_none());
         ledger.block(block(0, "real"));
         ledger.block(block(1000, "crafted again"));
         assert_eq!(ledger.blocked.len(), 2);
-        assert!(ledger.block_of("b", 0).unwrap().text.ends_with("real"));
+        assert!(ledger.block_of("b", 0, 0).unwrap().text.ends_with("real"));
         for number in 0..2 * MOST_BLOCKED {
             ledger.block(Block { build: number.to_string(), ..block(1000, "crafted") });
         }
         assert_eq!(ledger.blocked.len(), MOST_BLOCKED);
-        assert!(ledger.block_of("b", 0).is_some() && ledger.block_of("b", 1000).is_none());
+        assert!(ledger.block_of("b", 0, 0).is_some() && ledger.block_of("b", 1000, 1000).is_none());
+    }
+
+    fn block(build: &str) -> Block {
+        Block { build: build.to_owned(), owner: 0, user: 0, program: String::new(), why: String::new() }
+    }
+
+    /// Anybody may execute a file of root, and send a signal to the process.
+    #[test]
+    fn a_users_process_blocks_a_program_of_the_system_only_for_that_user() {
+        let mut ledger = Ledger::default();
+        ledger.block(Block { user: 1000, ..block("b") });
+        let is_blocked = |ledger: &Ledger, user| ledger.block_of("b", 0, user).is_some();
+        assert!(is_blocked(&ledger, 1000) && !is_blocked(&ledger, 0) && !is_blocked(&ledger, 1001));
+        ledger.block(block("b"));
+        assert!(is_blocked(&ledger, 1000) && is_blocked(&ledger, 0) && is_blocked(&ledger, 1001));
+        for number in 0..2 * MOST_BLOCKED {
+            ledger.block(Block { user: 1000, ..block(&number.to_string()) });
+        }
+        assert!(is_blocked(&ledger, 0), "blocks by a user are forgotten first");
     }
 
     #[test]

@@ -196,7 +196,14 @@ impl Agent<'_> {
         let scans = self.last_scan.cost_beside.saturating_sub(beside);
         let cost = self.cpu_time().saturating_sub(before).saturating_sub(scans);
         let named = candidate.named.clone();
-        let lifted = Recent { named, build: entry.build.clone(), owner: entry.owner, handle, at: Instant::now() };
+        let lifted = Recent {
+            named,
+            build: entry.build.clone(),
+            owner: entry.owner,
+            user: entry.user,
+            handle,
+            at: Instant::now(),
+        };
         if let Ok(status) = lifted.ended() {
             return self.ended_in_lift(&entry, killed_by_lift(status)).map(|()| true);
         }
@@ -349,8 +356,14 @@ impl Agent<'_> {
     }
 
     fn block(&mut self, entry: &Entry, why: String) -> io::Result<()> {
-        let (build, owner) = (entry.build.clone(), entry.owner);
-        self.ledger.block(Block { build, owner, program: entry.program.clone(), why: why.clone() });
+        let Entry { owner, user, .. } = *entry;
+        self.ledger.block(Block {
+            build: entry.build.clone(),
+            owner,
+            user,
+            program: entry.program.clone(),
+            why: why.clone(),
+        });
         (self.report)(&Action::Blocked { named: entry.named(), build: entry.build.clone(), why });
         self.ledger.save(&self.paths.state)
     }
@@ -384,6 +397,7 @@ impl Agent<'_> {
             self.ledger.block(Block {
                 build: recent.build.clone(),
                 owner: recent.owner,
+                user: recent.user,
                 program: recent.named.program.clone(),
                 why: why.clone(),
             });

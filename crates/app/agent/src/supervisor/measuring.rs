@@ -262,8 +262,8 @@ impl Agent<'_> {
         let Measuring { named, entry, key, handle, ongoing, stopped, begun, .. } = measuring;
         // The lock of workers ends with it.
         drop(ongoing);
-        let (build, owner) = (entry.build.clone(), entry.owner);
-        let measured = Recent { named: named.clone(), build, owner, handle, at: Instant::now() };
+        let (build, owner, user) = (entry.build.clone(), entry.owner, entry.user);
+        let measured = Recent { named: named.clone(), build, owner, user, handle, at: Instant::now() };
         if let Ok(status) = measured.ended() {
             return self.ended_in_lift(&entry, crash_while_measured(status, begun.elapsed()));
         }
@@ -334,8 +334,8 @@ impl Agent<'_> {
     }
 
     fn block_measured(&mut self, entry: &Entry, why: String) -> io::Result<()> {
-        let Entry { build, owner, program, .. } = entry.clone();
-        self.ledger.block(Block { build: build.clone(), owner, program, why: why.clone() });
+        let Entry { build, owner, user, program, .. } = entry.clone();
+        self.ledger.block(Block { build: build.clone(), owner, user, program, why: why.clone() });
         (self.report)(&Action::Blocked { named: entry.named(), build, why: why.clone() });
         self.put(entry, entry.progress.after(Event::Undone), Refusal::new(Reason::Blocked, why))
     }

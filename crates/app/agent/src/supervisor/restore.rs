@@ -147,7 +147,9 @@ impl Agent<'_> {
         let rules = &self.configuration.rules;
         let must_pay = |name: &str| rules.iter().any(|rule| rule.name == name && rule.keep == Keep::IfItPays);
         let is_same = |entry: &&mut Entry| {
-            (&entry.build, entry.owner, &entry.options) == (&measured.build, measured.owner, &measured.options)
+            let is_user = measured.user == entry.user || measured.user == 0;
+            let is_build = (&entry.build, entry.owner) == (&measured.build, measured.owner);
+            is_user && is_build && entry.options == measured.options
         };
         for entry in self.ledger.lifts.iter_mut().filter(is_same) {
             if entry.progress.state == State::Kept && must_pay(&entry.rule) {

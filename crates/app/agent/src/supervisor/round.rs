@@ -173,7 +173,7 @@ impl Agent<'_> {
                 Course::Leave(refusal) => Some(refusal),
                 Course::Lift | Course::Measure => None,
             };
-            judgement.excluded = self.ledger.block_of(&program.build, program.owner).or(by_verdict);
+            judgement.excluded = self.ledger.block_of(&program.build, program.owner, program.user).or(by_verdict);
         }
         tracked.left = judgement.excluded.clone().filter(|refusal| refusal.reason == Reason::DoesNotPay);
         tracked.resident.read(sample.usage.resident, self.configuration.settings.scan);

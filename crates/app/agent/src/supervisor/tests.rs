@@ -149,7 +149,7 @@ fn recent(pid: Pid) -> ending::Recent {
     let [program, rule, build] = ["burner", "r", "b"].map(str::to_owned);
     let handle = ProcessHandle::open(pid.as_raw()).unwrap();
     let named = Named { program, identity, rule, build: build.clone() };
-    ending::Recent { named, build, owner: 0, handle, at: Instant::now() }
+    ending::Recent { named, build, owner: 0, user: 0, handle, at: Instant::now() }
 }
 
 fn has_entry(agent: &mut Agent<'_>) -> bool {
