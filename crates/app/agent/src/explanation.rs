@@ -65,9 +65,11 @@ impl LiftVerdict {
         machine: &Machine,
         settings: &Settings,
     ) -> Self {
-        let key = Scope::read().key(&program.build_of_owner(), &order.kind_words(), order.pages, order.max_memory);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let known = store.record(&key).map_or_else(Summary::default, |record| Summary::of(record, &machine.boot, now));
+        let scope = Scope::read();
+        let builds = program.builds_of_verdicts().into_iter();
+        let keys = builds.map(|build| scope.key(&build, &order.kind_words(), order.pages, order.max_memory));
+        let known = Summary::of_keys(store, keys, &machine.boot, now);
         let estimate = cost_of_measurement(program.read_only);
         Self {
             course: course(Pending { identity, order, pays: false }, &known, &machine.id, &machine.boot),

@@ -69,9 +69,18 @@ impl Program {
         self.exe.strip_suffix(" (deleted)").unwrap_or(&self.exe)
     }
 
-    /// The name of the build for verdicts. It contains the owner of the file except root, since anybody can copy a build ID.
-    pub fn build_of_owner(&self) -> String {
-        if self.owner == 0 { self.build.clone() } else { format!("{} of user {}", self.build, self.owner) }
+    /// The name of the build for verdicts. It contains the owner of the file and the user of the process except root: anybody can
+    /// copy a build ID, and anybody can run a file of root and slow it down while it is measured.
+    pub fn build_of_user(&self) -> String {
+        let of = if self.owner == 0 { String::new() } else { format!(" of user {}", self.owner) };
+        let by = if self.user == 0 { String::new() } else { format!(" by user {}", self.user) };
+        format!("{}{of}{by}", self.build)
+    }
+
+    /// The names of builds whose verdicts apply to the process, in their order: root's apply to all users.
+    pub fn builds_of_verdicts(&self) -> Vec<String> {
+        let of_root = Self { user: 0, ..self.clone() }.build_of_user();
+        if self.user == 0 { vec![of_root] } else { vec![of_root, self.build_of_user()] }
     }
 
     /// Name of the executable.

@@ -62,13 +62,14 @@ impl Known {
 
     /// The key of a lift.
     pub(super) fn key(&self, program: &Program, order: &Order) -> Key {
-        self.scope.key(&program.build_of_owner(), &order.kind_words(), order.pages, order.max_memory)
+        self.scope.key(&program.build_of_user(), &order.kind_words(), order.pages, order.max_memory)
     }
 
     /// The measurements of a lift, at a time in seconds since 1970, on the machine with this boot ID.
     pub(super) fn summary(&self, program: &Program, order: &Order, boot: &str, now: u64) -> Summary {
-        let record = self.store.record(&self.key(program, order));
-        record.map_or_else(Summary::default, |record| Summary::of(record, boot, now))
+        let builds = program.builds_of_verdicts().into_iter();
+        let keys = builds.map(|build| self.scope.key(&build, &order.kind_words(), order.pages, order.max_memory));
+        Summary::of_keys(&self.store, keys, boot, now)
     }
 
     /// The verdict of a key now.
@@ -120,9 +121,18 @@ mod tests {
         assert_eq!((summary.standing, summary.here, summary.harms), (Standing::DoesNotPay, 1, 1));
         let of_user = Program { owner: 1000, ..program.clone() };
         assert_eq!(known.summary(&of_user, &order, "boot", 5), Summary::default(), "a user's file with this build ID");
+        let by_user = Program { user: 1000, ..program.clone() };
+        assert_eq!(known.summary(&by_user, &order, "boot", 5).standing, Standing::DoesNotPay, "root's applies to all");
+        let other = Program { build: "c".to_owned(), ..by_user };
+        known.add(known.key(&other, &order), "server", measurement(5)).unwrap();
+        assert_eq!(known.summary(&other, &order, "boot", 5).standing, Standing::DoesNotPay);
+        for user in [0, 1001] {
+            let of_other_user = Program { user, ..other.clone() };
+            assert_eq!(known.summary(&of_other_user, &order, "boot", 5), Summary::default(), "measured by a user");
+        }
         assert!(!known.follow().unwrap(), "its own change");
         let forgotten = Store::update(folder.path(), |store| Ok(store.forget_all())).unwrap();
-        assert!(forgotten == 1 && known.follow().unwrap());
+        assert!(forgotten == 2 && known.follow().unwrap());
         assert_eq!(known.summary(&program, &order, "boot", 5), Summary::default());
         fs::remove_file(folder.path().join(FILE)).unwrap();
         fs::create_dir(folder.path().join(FILE)).unwrap();

@@ -28,7 +28,7 @@ impl Scope {
         }
     }
 
-    /// The key of a build, as `Program::build_of_owner` names it, with the kinds of memory that are lifted, the source of pages, and
+    /// The key of a build, as `Program::build_of_user` names it, with the kinds of memory that are lifted, the source of pages, and
     /// the most bytes that a lift may make resident.
     pub fn key(&self, build: &str, kinds: &[&str], pages: Pages, most: Option<u64>) -> Key {
         let most = most.map_or(String::new(), |bytes| format!(" at most {bytes}"));

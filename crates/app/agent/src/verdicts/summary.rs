@@ -1,6 +1,7 @@
 //! The measurements of one build in short.
 
-use super::record::{Standing, VerdictRecord};
+use super::record::{Key, Standing, VerdictRecord};
+use super::store::Store;
 use measure::sequential::Decision;
 use std::fmt;
 
@@ -31,6 +32,18 @@ impl Default for Summary {
 }
 
 impl Summary {
+    /// The summary of the first key with a verdict; of the last key if none has one.
+    pub fn of_keys(store: &Store, keys: impl IntoIterator<Item = Key>, boot: &str, now: u64) -> Self {
+        let mut found = Self::default();
+        for key in keys {
+            found = store.record(&key).map_or_else(Self::default, |record| Self::of(record, boot, now));
+            if found.standing != Standing::Unknown {
+                break;
+            }
+        }
+        found
+    }
+
     /// The summary of a record at a time in seconds since 1970, on the machine with this boot ID.
     pub fn of(record: &VerdictRecord, boot: &str, now: u64) -> Self {
         let number = |wanted: &[Decision]| {

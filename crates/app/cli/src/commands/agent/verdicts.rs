@@ -123,7 +123,7 @@ fn measure_now((folder, state): (&Path, &Path), pid: i32, pages: Pages, most: Du
     let running = Running::start(&own, &words(pid, &options, most), lock.as_ref()).map_err(anyhow::Error::msg)?;
     let result = running.result().map_err(anyhow::Error::msg)?;
     ensure!(identity_of(pid).ok() == Some(identity), "process {pid} has ended or executed another program meanwhile");
-    let key = Scope::read().key(&program.build_of_owner(), &MEASURED, pages, None);
+    let key = Scope::read().key(&program.build_of_user(), &MEASURED, pages, None);
     let (name, at) = (printable(program.file_name()), now());
     let measurement = Measurement::of(&result, &Machine::read(&System).boot, at);
     Store::update(folder, |store| {
