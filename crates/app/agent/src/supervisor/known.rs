@@ -52,11 +52,11 @@ impl Known {
 
     fn read_again(&mut self) -> Result<(), StoreError> {
         // Before the file is read: a later change is seen at the next look.
-        self.changed = identity_of_store(&self.folder);
-        self.read = Instant::now();
+        let changed = identity_of_store(&self.folder);
         // Settings of transparent huge pages may have changed.
         self.scope = Scope::read();
         self.store = Store::load(&self.folder)?;
+        (self.changed, self.read) = (changed, Instant::now());
         Ok(())
     }
 
@@ -137,5 +137,6 @@ mod tests {
         fs::remove_file(folder.path().join(FILE)).unwrap();
         fs::create_dir(folder.path().join(FILE)).unwrap();
         assert!(known.follow().is_err());
+        assert!(known.follow().is_err(), "the file is read again until it can be read");
     }
 }
