@@ -16,7 +16,7 @@ use session::status::status_of;
 use session::{LiftReport, SessionError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Name of the lock that a worker holds as long as it lives.
 const LOCK: &str = "worker.lock";
@@ -24,6 +24,10 @@ const LOCK: &str = "worker.lock";
 const LOCK_BESIDE: &str = "worker.beside.lock";
 /// Number of times that forks of a restored process are searched for.
 const MOST_GENERATIONS: usize = 8;
+/// Time for all forks of a process. A user can make forks that do not stop, and others wait for their restore.
+const LONGEST_FORKS: Duration = Duration::from_secs(30);
+/// Number of forks that stay lifted whose reason is reported.
+const MOST_REASONS: usize = 8;
 /// Time for which the worker of a killed agent is waited for.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
@@ -398,16 +402,18 @@ fn restore(process: &Selected<'_>, request: &Request) -> Result<Answer, SessionE
     let pause = u64::try_from(detached.pause.longest.as_micros()).unwrap_or(u64::MAX);
     let answer = Answer { covered: detached.restored, pause_microseconds: pause, ..Answer::default() };
     let find = || request.file.map_or(Vec::new(), |file| forks(request.identity, file));
-    Ok(with_forks(answer, find, restore_fork))
+    let begun = Instant::now();
+    Ok(with_forks(answer, find, restore_fork, || begun.elapsed() < LONGEST_FORKS))
 }
 
-/// The answer with the forks that were restored, and a warning of the others. Each fork is tried once.
+/// The answer with the forks that were restored, and a warning of the others. Each fork is tried once, as long as `has_time`.
 fn with_forks(
     mut answer: Answer,
     find: impl Fn() -> Vec<Identity>,
     mut restore: impl FnMut(Identity) -> Result<u64, SessionError>,
+    has_time: impl Fn() -> bool,
 ) -> Answer {
-    let (mut tried, mut refused) = (Vec::new(), Vec::new());
+    let (mut tried, mut refused, mut late) = (Vec::new(), Vec::new(), 0);
     // A fork may fork before it is restored.
     for _ in 0..MOST_GENERATIONS {
         let new: Vec<Identity> = find().into_iter().filter(|fork| !tried.contains(fork)).collect();
@@ -415,6 +421,10 @@ fn with_forks(
             break;
         }
         for &fork in &new {
+            if !has_time() {
+                late += 1;
+                continue;
+            }
             match restore(fork) {
                 Ok(restored) => {
                     answer.covered = answer.covered.saturating_add(restored);
@@ -426,8 +436,22 @@ fn with_forks(
         tried.extend(new);
     }
     let stay = |why: String| format!("processes that were forked from it stay lifted: {why}");
-    answer.warning = (!refused.is_empty()).then(|| stay(refused.join("; ")));
+    let reasons = reasons_in_short(refused, late);
+    answer.warning = (!reasons.is_empty()).then(|| stay(reasons));
     answer
+}
+
+/// The first reasons, and the numbers of other forks that were refused and of those that were not tried in time.
+fn reasons_in_short(mut refused: Vec<String>, late: usize) -> String {
+    let more = refused.len().saturating_sub(MOST_REASONS);
+    refused.truncate(MOST_REASONS);
+    if more > 0 {
+        refused.push(format!("… and {more} more"));
+    }
+    if late > 0 {
+        refused.push(format!("{late} not tried within {} s", LONGEST_FORKS.as_secs()));
+    }
+    refused.join("; ")
 }
 
 /// Restores one fork. Returns the bytes that are back on their files.
@@ -455,6 +479,7 @@ fn huge_bytes_of(pid: i32) -> Result<u64, SessionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     const ALL: [Kind; 4] = [Kind::Text, Kind::Shared, Kind::Anon, Kind::Jit];
 
@@ -515,10 +540,26 @@ mod tests {
             tried.push(fork.pid);
             if fork.pid == 2 { Err(SessionError::Refused("no".to_owned())) } else { Ok(4) }
         };
-        let answer = with_forks(Answer { covered: 9, ..Answer::default() }, || forks.to_vec(), restore);
+        let answer = with_forks(Answer { covered: 9, ..Answer::default() }, || forks.to_vec(), restore, || true);
         assert_eq!((answer.covered, answer.forks), (17, vec![forks[0], forks[2]]));
         assert_eq!(answer.warning.unwrap(), "processes that were forked from it stay lifted: 2: no");
         assert_eq!(tried, [1, 2, 3]);
+    }
+
+    /// A user can make hundreds of forks that do not stop.
+    #[test]
+    fn forks_do_not_use_up_the_time_of_other_restores() {
+        let forks: Vec<Identity> = (1..=600).map(|pid| Identity { pid, start: 5 }).collect();
+        let tries = Cell::new(0);
+        let restore = |_| {
+            tries.set(tries.get() + 1);
+            Err(SessionError::Refused("no".to_owned()))
+        };
+        let answer = with_forks(Answer::default(), || forks.clone(), restore, || tries.get() < 20);
+        assert_eq!((tries.get(), answer.refusal), (20, None), "the process itself is restored");
+        let warning = answer.warning.unwrap();
+        assert!(warning.contains("8: no; … and 12 more; 580 not tried within 30 s"), "{warning}");
+        assert!(warning.len() < 1000, "{}", warning.len());
     }
 
     #[test]
