@@ -441,7 +441,7 @@ fn with_forks(
     answer
 }
 
-/// The first reasons, and the numbers of other forks that were refused and of those that were not tried in time.
+/// The first reasons, the number of further refused forks, and the number of forks that were not tried.
 fn reasons_in_short(mut refused: Vec<String>, late: usize) -> String {
     let more = refused.len().saturating_sub(MOST_REASONS);
     refused.truncate(MOST_REASONS);
