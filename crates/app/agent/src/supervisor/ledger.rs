@@ -22,6 +22,8 @@ const MOST_BLOCKED: usize = 1000;
 const ROOT: u32 = 0;
 /// Name of the file.
 const NAME: &str = "lifts.json";
+/// Name of a file that was not understood. The agent has one at most.
+const ASIDE: &str = "lifts.damaged.json";
 
 /// The file's content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -231,9 +233,7 @@ impl Ledger {
         };
         let mut bytes = Vec::new();
         file.take(LARGEST + 1).read_to_end(&mut bytes)?;
-        let damaged = |why: String| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("{why}; fix: remove the file after `pagelift status`"))
-        };
+        let damaged = |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{NAME}: {why}"));
         if bytes.len() as u64 > LARGEST {
             return Err(damaged(format!("more than {} MiB", LARGEST >> 20)));
         }
@@ -242,6 +242,27 @@ impl Ledger {
             return Err(damaged(format!("found version {}, needed {VERSION}", ledger.version)));
         }
         Ok(if ledger.boot == boot { ledger } else { fresh })
+    }
+
+    /// Reads the file of this boot as [`Self::load`] does. A file that is damaged, too large or of another version is renamed, and an
+    /// empty ledger returned with the reason: it must not keep the agent from its start, or lifts from being undone.
+    ///
+    /// # Errors
+    /// The file cannot be read or renamed.
+    pub fn load_or_move_aside(directory: &Path, boot: &str) -> io::Result<(Self, Option<String>)> {
+        let error = match Self::load(directory, boot) {
+            Ok(ledger) => return Ok((ledger, None)),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => error,
+            Err(error) => return Err(error),
+        };
+        let aside = directory.join(ASIDE);
+        fs::rename(directory.join(NAME), &aside)?;
+        let what = format!(
+            "the record of lifts was renamed to {}: {error}; fix: `pagelift detach PID` for lifted processes",
+            aside.display()
+        );
+        let fresh = Self { version: VERSION, boot: boot.to_owned(), ..Self::default() };
+        Ok((fresh, Some(what)))
     }
 
     /// Replaces the file.
@@ -424,6 +445,19 @@ pub(super) mod tests {
         ] {
             fs::write(folder.path().join(NAME), text).unwrap();
             assert_eq!(Ledger::load(folder.path(), "b").unwrap_err().kind(), io::ErrorKind::InvalidData, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_or_too_large_file_is_moved_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        for text in ["{".to_owned(), " ".repeat(LARGEST as usize + 1)] {
+            fs::write(folder.path().join(NAME), &text).unwrap();
+            let (ledger, what) = Ledger::load_or_move_aside(folder.path(), "boot").unwrap();
+            assert!(ledger.lifts.is_empty() && what.unwrap().contains(ASIDE));
+            assert_eq!(fs::read_to_string(folder.path().join(ASIDE)).unwrap(), text);
+            ledger.save(folder.path()).unwrap();
+            assert_eq!(Ledger::load_or_move_aside(folder.path(), "boot").unwrap(), (ledger, None));
         }
     }
 }

@@ -243,7 +243,10 @@ impl<'a> Agent<'a> {
         let machine = Machine::read(&System);
         let in_state =
             |error: io::Error| io::Error::new(error.kind(), format!("the state in {}: {error}", paths.state.display()));
-        let mut ledger = Ledger::load(&paths.state, &machine.boot).map_err(in_state)?;
+        let (mut ledger, aside) = Ledger::load_or_move_aside(&paths.state, &machine.boot).map_err(in_state)?;
+        if let Some(what) = aside {
+            report(&Action::Failed { what });
+        }
         // The worker of a killed agent ends by itself, unless it is in an uninterruptible sleep.
         let beside = !has_no_worker(&paths.state, LONGEST_WAIT).map_err(io::Error::other)?;
         forget_ended(&mut ledger);

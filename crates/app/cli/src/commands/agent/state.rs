@@ -29,7 +29,7 @@ struct Document<'a> {
 
 fn ledger(paths: &Paths) -> anyhow::Result<Ledger> {
     let mut ledger = Ledger::load(&paths.state, &Machine::read(&System).boot)
-        .with_context(|| format!("reading the state in {}", paths.state.display()))?;
+        .with_context(|| format!("reading the state in {}; fix: start the agent again", paths.state.display()))?;
     forget_ended(&mut ledger);
     Ok(ledger)
 }
@@ -74,7 +74,13 @@ pub fn stop(paths: &Paths, restore: bool) -> anyhow::Result<u8> {
     if !restore {
         return Ok(0);
     }
-    let mut ledger = ledger(paths)?;
+    let (mut ledger, aside) = Ledger::load_or_move_aside(&paths.state, &Machine::read(&System).boot)
+        .with_context(|| format!("reading the state in {}", paths.state.display()))?;
+    if let Some(what) = aside {
+        say!("pagelift: {what}");
+        return Ok(NOT_RESTORED);
+    }
+    forget_ended(&mut ledger);
     let program = std::env::current_exe().context("finding the own program")?;
     let mut report = |action: &Action| say!("pagelift: {action}");
     let mut worker = WorkerProcess::of(&program);
