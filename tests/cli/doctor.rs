@@ -4,6 +4,7 @@
 //! Tests in virtual machines (`tests/kernels/machines/{doctor,nodes}.sh`) cover `kernel.yama.ptrace_scope = 3`, which
 //! lasts until a reboot, and a pool on the wrong node.
 
+mod names;
 mod states;
 
 use anyhow::{Context as _, Result, ensure};
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         test_case("the_choice_for_a_heap_is_said_before_the_start", vec![], heap_choice),
     ];
     tests.extend(states::tests());
+    tests.extend(names::tests());
     main_of(tests)
 }
 

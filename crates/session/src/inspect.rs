@@ -402,7 +402,7 @@ fn bases(image: &ElfImage, bias: Option<u64>, machine: &MachineFacts, policy: &P
 /// Returns the facts of a process that has loaded and relocated only this file and touched nothing.
 fn as_loaded(path: &Path, image: ElfImage, bias: u64, base_page: PageSize) -> ProcessFacts {
     let path = path.display().to_string();
-    let object = LoadedObject { path: path.clone(), role: ObjectRole::Executable, bias, image };
+    let object = LoadedObject { path: path.clone(), link: None, role: ObjectRole::Executable, bias, image };
     let relro = object.relro(base_page);
     let mut mappings: Vec<Mapping> = Vec::new();
     for segment in &object.image.segments {

@@ -7,11 +7,7 @@
 
 use foreign_text::printable;
 use options::program_names;
-use process_view::{
-    ProcessFiles, ProcessMemoryFile, Unanswered, ask_one, executed_metadata, metadata_in_root, target_in_root,
-};
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use process_view::{ProcessFiles, Unanswered, ask_one, executed_link, file_name, link_name, without_mark};
 
 /// A program's names.
 pub struct Names {
@@ -51,29 +47,11 @@ impl Names {
     }
 }
 
-/// Returns the executed path if it leads to the program's file; a script's path does not. After an upgrade has replaced the
-/// file, the path leads to the new file at the same place.
-fn executed_link(process: &ProcessFiles) -> Option<String> {
-    let address = process.auxiliary().ok()?.executed_path()?;
-    let path = ProcessMemoryFile::of(process).ok()?.text(address)?;
-    let is_own = match process.executed_path()?.to_string_lossy().strip_suffix(DELETED) {
-        Some(replaced) => target_in_root(process, Path::new(&path)).ok()? == Path::new(replaced),
-        None => {
-            let (found, own) = (metadata_in_root(process, Path::new(&path)).ok()?, executed_metadata(process)?);
-            (found.dev(), found.ino()) == (own.dev(), own.ino())
-        }
-    };
-    is_own.then_some(path)
-}
-
-/// The mark in `/proc/PID/exe` if the file has been removed or replaced.
-const DELETED: &str = " (deleted)";
-
 /// Returns the name of the program that a process executes: the name of the link by which it was executed (redis-server is a
 /// link to redis-check-rdb), or of its file, which names a version (`python3.11`). If the file is hidden, returns the short
 /// name in `comm`, and `?` if that cannot be read either. Waits for a process that holds the lock of its memory.
 pub fn program_name(pid: i32) -> String {
-    known_name(pid).unwrap_or_else(|| "?".to_owned())
+    process_view::program_name(&ProcessFiles::of(pid)).unwrap_or_else(|| "?".to_owned())
 }
 
 /// Returns the name of a program at its entry: the name of the link by which it was executed, or `file`, the name of its file.
@@ -87,7 +65,8 @@ pub(crate) fn started_name(pid: i32, file: &str) -> String {
 /// Returns the words by which a message names a process: `name[PID]`, or `process PID` if it has no name (any more).
 /// Waits as [`program_name`] does.
 pub fn process_name(pid: i32) -> String {
-    known_name(pid).map_or_else(|| format!("process {pid}"), |name| format!("{}[{pid}]", printable(&name)))
+    process_view::program_name(&ProcessFiles::of(pid))
+        .map_or_else(|| format!("process {pid}"), |name| format!("{}[{pid}]", printable(&name)))
 }
 
 /// The words by which messages name a process that does not answer.
@@ -124,34 +103,10 @@ fn has_memory(process: &ProcessFiles) -> bool {
     process.text("statm").is_ok_and(|text| text.split(' ').next().is_some_and(|size| size != "0"))
 }
 
-fn known_name(pid: i32) -> Option<String> {
-    let process = ProcessFiles::of(pid);
-    match file_name(&process) {
-        Some(file) => Some(link_name(&process, &file).unwrap_or(file)),
-        None => process.name().ok(),
-    }
-}
-
-/// Returns the name of the executed file. An upgrade replaces the file, and the process keeps the name.
-fn file_name(process: &ProcessFiles) -> Option<String> {
-    let name = process.executed_path()?.file_name()?.to_string_lossy().into_owned();
-    Some(without_mark(&name).to_owned())
-}
-
-fn without_mark(path: &str) -> &str {
-    path.strip_suffix(DELETED).unwrap_or(path)
-}
-
-/// Returns the name of the link by which the program was executed, unless the file's name says the same and more.
-fn link_name(process: &ProcessFiles, file: &str) -> Option<String> {
-    let link = executed_link(process)?;
-    let name = link.rsplit('/').next().filter(|name| !name.is_empty())?;
-    (!file.starts_with(name)).then(|| name.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn a_link_means_the_program_but_may_be_a_front_end() {

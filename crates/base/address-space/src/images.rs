@@ -44,7 +44,13 @@ mod tests {
     fn a_copy_of_a_file_without_its_data_is_no_object() {
         let path = std::env::current_exe().unwrap();
         let image = ElfImage::parse(&*std::fs::read(&path).unwrap()).unwrap();
-        let object = |role, bias| LoadedObject { path: path.display().to_string(), role, bias, image: image.clone() };
+        let object = |role, bias| LoadedObject {
+            path: path.display().to_string(),
+            link: None,
+            role,
+            bias,
+            image: image.clone(),
+        };
         let program = object(ObjectRole::Executable, 0x5500_0000_0000);
         let other = LoadedObject { path: "/another".into(), ..object(ObjectRole::SharedObject, 0x7fcc_0000_0000) };
         let mut objects = vec![program.clone(), object(ObjectRole::SharedObject, 0x7fcd_0000_0000), other.clone()];

@@ -34,6 +34,9 @@ pub enum ObjectRole {
 pub struct LoadedObject {
     /// Path as maps shows it.
     pub path: String,
+    /// Name of the link by which the executable was started, if that is another name than the file's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
     /// Role in the process.
     pub role: ObjectRole,
     /// The bias: what is added to the file's addresses (wrapping).
@@ -43,8 +46,13 @@ pub struct LoadedObject {
 }
 
 impl LoadedObject {
-    /// The last part of the path.
+    /// The name in messages: of the link by which the executable was started, or of the file.
     pub fn name(&self) -> &str {
+        self.link.as_deref().unwrap_or_else(|| self.file_name())
+    }
+
+    /// The last part of the path.
+    pub fn file_name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or(&self.path)
     }
 

@@ -55,6 +55,7 @@ mod tests {
     fn object(path: &str, bias: u64, interpreter: Option<&str>, soname: Option<&str>) -> LoadedObject {
         LoadedObject {
             path: path.to_owned(),
+            link: None,
             role: ObjectRole::SharedObject,
             bias,
             image: ElfImage {

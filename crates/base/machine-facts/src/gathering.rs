@@ -147,6 +147,7 @@ a01000-e01000 r--p 00000000 fe:00 9 /lib/other
             |start, end| LoadSegment { memory: AddressRange::new(Address(start), Address(end)), ..own.segments[0] };
         let object = |path: &str, start, end| LoadedObject {
             path: path.into(),
+            link: None,
             role: ObjectRole::SharedObject,
             bias: 0,
             image: ElfImage { segments: vec![segment(start, end)], ..own.clone() },

@@ -112,7 +112,7 @@ pub enum ObjectChoice {
     Executable,
     /// Every object, so that each small one is reported with its reason.
     All,
-    /// Objects whose file name or path matches one pattern (`*` and `?` as in a shell).
+    /// Objects whose name, file name or path matches one pattern (`*` and `?` as in a shell).
     Matching(Vec<String>),
 }
 
@@ -124,7 +124,7 @@ impl ObjectChoice {
             Self::Executable => object.role == ObjectRole::Executable,
             Self::Matching(patterns) => patterns.iter().any(|pattern| match pattern.as_str() {
                 "exe" => object.role == ObjectRole::Executable,
-                _ => matches(pattern, object.name()) || matches(pattern, &object.path),
+                _ => [object.name(), object.file_name(), &object.path].iter().any(|name| matches(pattern, name)),
             }),
         }
     }
@@ -239,7 +239,7 @@ mod tests {
                 soname: None,
                 build_id: None,
             };
-            LoadedObject { path: path.to_owned(), role, bias: 0, image }
+            LoadedObject { path: path.to_owned(), link: None, role, bias: 0, image }
         };
         let objects = [
             object("/usr/bin/exe-1", ObjectRole::Executable),

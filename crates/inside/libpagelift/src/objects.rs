@@ -32,8 +32,13 @@ fn objects_in(space: &AddressSpace, key: &FileKey, mappings: &[usize], base_page
     let pieces: Vec<_> = pieces.filter(|m| m.protection.read).map(|m| (m.offset, m.range)).collect();
     let memory = FileInMemory { pieces: &pieces, read: RefCell::new(Vec::new()) };
     let Ok(image) = ElfImage::parse(&memory) else { return Vec::new() };
-    let object =
-        |bias| LoadedObject { path: key.path.clone(), role: ObjectRole::SharedObject, bias, image: image.clone() };
+    let object = |bias| LoadedObject {
+        path: key.path.clone(),
+        link: None,
+        role: ObjectRole::SharedObject,
+        bias,
+        image: image.clone(),
+    };
     let biases = bias_of(&image, space, mappings, base_page).into_iter();
     biases.map(object).filter(|object| object.is_whole(space)).collect()
 }

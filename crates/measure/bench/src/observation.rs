@@ -57,13 +57,15 @@ fn huge(usage: &Usage) -> Vec<HugeBytes> {
 }
 
 fn map_range(coverage: &RangeCoverage) -> MapRange {
-    let (kind, path) = match &coverage.shown {
-        Shown::Object { path, parts } => {
-            (parts.iter().map(Part::to_string).collect::<Vec<_>>().join("+"), Some(path.as_str()))
+    let (kind, name) = match &coverage.shown {
+        Shown::Object { name, parts, .. } => {
+            (parts.iter().map(Part::to_string).collect::<Vec<_>>().join("+"), name.as_str())
         }
-        Shown::Memory { kind, path } => (kind.to_string(), path.as_deref()),
+        Shown::Memory { kind, path } => {
+            let path = path.as_deref().unwrap_or_default();
+            (kind.to_string(), path.rsplit('/').next().unwrap_or(path))
+        }
     };
-    let name = path.map_or("", |path| path.rsplit('/').next().unwrap_or(path));
     MapRange {
         start: HexAddress(coverage.range.start().0),
         end: HexAddress(coverage.range.end().0),

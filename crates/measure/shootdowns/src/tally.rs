@@ -3,7 +3,7 @@
 use crate::cause::Cause;
 use crate::reason::Flushed;
 use crate::stacks::Frame;
-use process_view::ProcessFiles;
+use process_view::{ProcessFiles, ask_one, printable, program_name};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -126,7 +126,7 @@ impl Tally {
         }
         self.processes.entry(pid).or_insert_with(|| {
             let files = ProcessFiles::of(pid);
-            let name = files.name().unwrap_or_else(|_| "(ended)".to_owned());
+            let name = name_of(pid);
             let is_kernel_thread = files.text("stat").is_ok_and(|stat| is_kernel_thread(&stat));
             ProcessTally { name, is_kernel_thread, ..ProcessTally::default() }
         })
@@ -148,6 +148,12 @@ impl Tally {
             self.others.received += received;
         }
     }
+}
+
+/// The name of the program, fit to be printed; the name in `comm` if the process does not answer.
+fn name_of(pid: i32) -> String {
+    let name = ask_one(pid, program_name).unwrap_or_else(|silent| Some(silent.name));
+    name.filter(|name| !name.is_empty()).map_or_else(|| "(ended)".to_owned(), |name| printable(&name))
 }
 
 fn has_ended(pid: i32) -> bool {
@@ -181,7 +187,7 @@ impl ProcessTally {
                 return None;
             }
             let name = ProcessFiles::of(pid).text(&format!("task/{tid}/comm"));
-            let name = name.map_or_else(|_| "(ended)".to_owned(), |name| process_view::printable(name.trim_end()));
+            let name = name.map_or_else(|_| "(ended)".to_owned(), |name| printable(name.trim_end()));
             self.threads.insert(tid, ThreadTally { name, ..ThreadTally::default() });
         }
         self.threads.get_mut(&tid)

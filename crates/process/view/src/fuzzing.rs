@@ -33,5 +33,5 @@ pub fn place(image: &ElfImage, bias: u64, space: &AddressSpace, base_page: PageS
 }
 
 fn loaded(image: &ElfImage, bias: u64) -> LoadedObject {
-    LoadedObject { path: "/hostile".to_owned(), role: ObjectRole::SharedObject, bias, image: image.clone() }
+    LoadedObject { path: "/hostile".to_owned(), link: None, role: ObjectRole::SharedObject, bias, image: image.clone() }
 }

@@ -22,6 +22,7 @@ mod owner;
 pub mod perf_map;
 mod process_files;
 mod process_memory;
+mod program_name;
 mod rights;
 mod served;
 pub mod symbols;
@@ -45,6 +46,7 @@ pub use mapped_file::{
 pub use opening::{FoundFile, open_regular_file};
 pub use process_files::ProcessFiles;
 pub use process_memory::ProcessMemoryFile;
+pub use program_name::{executed_link, file_name, link_name, program_name, without_mark};
 pub use rights::{ProcessRights, RightsDifference};
 pub use served::{Served, TmpfsDevices};
 pub use tree::tree_of;

@@ -5,6 +5,7 @@ use crate::link_map::{self, LinkedObject};
 use crate::mapped_file::{Opener, Unreadable};
 use crate::opening::{MappedFile, open_regular};
 use crate::process_memory::ProcessMemoryFile;
+use crate::program_name::{file_name, link_name, without_mark};
 use crate::{AuxiliaryVector, FileIdentity, ObservationError, ProcessFiles};
 use address_space::{
     AddressSpace, ElfError, ElfImage, FileKey, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, PageSize,
@@ -131,6 +132,7 @@ impl ObjectReader {
         assign_roles(&mut found.objects, executable, &auxiliary, base_page);
         drop_images(&mut found.objects, space, base_page);
         self.take_linked(&opener, space, &mut found);
+        name_executable(&process, &mut found);
         found.objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
         Ok(found)
     }
@@ -165,6 +167,7 @@ impl ObjectReader {
             .into_iter()
             .map(|bias| LoadedObject {
                 path: key.path.clone(),
+                link: None,
                 role: ObjectRole::SharedObject,
                 bias,
                 image: image.clone(),
@@ -223,7 +226,7 @@ impl ObjectReader {
             }
             let Ok(Some(file)) = opener.open_path(&path) else { continue };
             let Ok(image) = self.parse(&file) else { continue };
-            let object = LoadedObject { path, role: ObjectRole::SharedObject, bias, image };
+            let object = LoadedObject { path, link: None, role: ObjectRole::SharedObject, bias, image };
             let taken = found.objects.iter().any(|other| other.extent().overlaps(object.extent()));
             if !taken && object.is_whole(space) && link_map::is_in_memory(&file, &object, &memory) {
                 found.objects.push(object);
@@ -246,12 +249,21 @@ impl ObjectReader {
         let by_entry = auxiliary.entry().map(|now| now - image.entry);
         let path = path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned();
         let bias = by_headers.or(by_entry)?;
-        let object = LoadedObject { path, role: ObjectRole::Executable, bias, image };
+        let object = LoadedObject { path, link: None, role: ObjectRole::Executable, bias, image };
         let taken = found.objects.iter().any(|other| other.extent().overlaps(object.extent()));
         (!taken && object.is_whole(space)).then(|| {
             found.objects.push(object);
             found.objects.len() - 1
         })
+    }
+}
+
+/// Gives the executable the name of the link by which it was started. The dynamic linker, started as a program, has no such link
+/// to the executable.
+fn name_executable(process: &ProcessFiles, found: &mut LoadedObjects) {
+    let Some(executable) = found.objects.iter_mut().find(|o| o.role == ObjectRole::Executable) else { return };
+    if file_name(process).is_some_and(|executed| executed == without_mark(executable.file_name())) {
+        executable.link = link_name(process, executable.file_name());
     }
 }
 

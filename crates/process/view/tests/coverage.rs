@@ -17,6 +17,7 @@ fn segment(start: u64, memory: u64, file: u64, protection: Protection) -> LoadSe
 fn server() -> LoadedObject {
     LoadedObject {
         path: "/usr/bin/server".into(),
+        link: None,
         role: ObjectRole::Executable,
         bias: 0x5500_0000_0000,
         image: ElfImage {

@@ -103,7 +103,7 @@ impl Users {
         let part_of = |usage: &MappingUsage| {
             coverage.objects.iter().find_map(|object| {
                 let shown = object.parts.iter().find(|part| part.ranges.covers(usage.mapping.range))?;
-                Some((object.name(), shown.parts.iter().map(ToString::to_string).collect::<Vec<_>>().join("+")))
+                Some((object.name.as_str(), shown.parts.iter().map(ToString::to_string).collect::<Vec<_>>().join("+")))
             })
         };
         let mut sums: BTreeMap<(UserKind, String, PageSize), u64> = BTreeMap::new();

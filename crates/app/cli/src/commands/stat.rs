@@ -20,7 +20,6 @@ use clap::Args;
 use command::{End, Ran, Runs};
 use linux::written_file::is_standard_output;
 use options::{Kind, Pages};
-use process_view::printable;
 use report::{Comparison, Marks, Outcome, Report, VERSION};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -169,10 +168,4 @@ impl Output {
         }
         Ok(())
     }
-}
-
-/// The name of a process, fit to be printed.
-fn name_of(pid: i32) -> String {
-    let name = linux::text::text_of(format!("/proc/{pid}/comm")).unwrap_or_default();
-    printable(name.trim_end())
 }

@@ -107,7 +107,7 @@ fn is_shown(object: &ObjectCoverage) -> bool {
 }
 
 fn add_object(rows: &mut Table, object: &ObjectCoverage) {
-    add_row(rows, [object.name(), ""], &object.total);
+    add_row(rows, [&object.name, ""], &object.total);
     for part in object.parts.iter().filter(|part| part.protection != Protection::NONE) {
         let names: Vec<_> = part.parts.iter().map(ToString::to_string).collect();
         add_row(rows, [&format!("  {}", names.join("+")), &part.protection.to_string()], &part.usage);
@@ -232,7 +232,10 @@ mod tests {
             ranges: RangeSet::new(),
             usage: usage(bytes),
         };
-        let object = |path: &str, role, total, parts| ObjectCoverage { path: path.to_owned(), role, total, parts };
+        let object = |path: &str, role, total, parts| {
+            let name = path.rsplit('/').next().unwrap().to_owned();
+            ObjectCoverage { name, path: path.to_owned(), role, total, parts }
+        };
         let plain = Usage { huge: Vec::new(), ..usage(1 << 20) };
         Coverage {
             version: 1,

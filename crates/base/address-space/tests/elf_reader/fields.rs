@@ -145,7 +145,7 @@ fn a_dynamic_linker_is_known_by_its_name() {
 fn a_loaded_object_lies_where_its_bias_says() {
     let image = ElfImage::parse(small_elf().as_slice()).unwrap();
     let (path, page) = ("/usr/lib/libsmall.so".to_owned(), PageSize::new(PAGE).unwrap());
-    let object = LoadedObject { path, role: ObjectRole::SharedObject, bias: 16 * PAGE, image };
+    let object = LoadedObject { path, link: None, role: ObjectRole::SharedObject, bias: 16 * PAGE, image };
     assert_eq!((object.name(), object.entry()), ("libsmall.so", Address(17 * PAGE)));
     assert_eq!(object.extent(), AddressRange::sized(Address(16 * PAGE), 5 * PAGE));
     assert_eq!(object.relro(page), None, "it is smaller than a page");

@@ -127,7 +127,13 @@ impl Shape {
 
     pub fn object(&self) -> LoadedObject {
         let bias = if self.kind == ElfKind::FixedAddress { 0 } else { self.at };
-        LoadedObject { path: self.path.to_owned(), role: self.role, bias, image: self.image(self.at - bias) }
+        LoadedObject {
+            path: self.path.to_owned(),
+            link: None,
+            role: self.role,
+            bias,
+            image: self.image(self.at - bias),
+        }
     }
 
     fn image(&self, first: u64) -> ElfImage {

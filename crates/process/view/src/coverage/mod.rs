@@ -120,7 +120,13 @@ impl ProcessMemory {
                 let parts: Vec<_> = parts.into_values().collect();
                 let mut total = Usage::default();
                 parts.iter().for_each(|part| total += &part.usage);
-                ObjectCoverage { path: object.path.clone(), role: object.role, total, parts }
+                ObjectCoverage {
+                    name: object.name().to_owned(),
+                    path: object.path.clone(),
+                    role: object.role,
+                    total,
+                    parts,
+                }
             })
             .collect();
         coverage.memory =
@@ -156,6 +162,8 @@ pub struct Coverage {
 /// The pages that back one object.
 #[derive(Clone, Debug, Serialize)]
 pub struct ObjectCoverage {
+    /// Name of the link by which the executable was started, or of the file.
+    pub name: String,
     /// Path as maps shows it.
     pub path: String,
     /// Role in the process.
@@ -164,13 +172,6 @@ pub struct ObjectCoverage {
     pub total: Usage,
     /// Its parts.
     pub parts: Vec<PartCoverage>,
-}
-
-impl ObjectCoverage {
-    /// The last part of the path.
-    pub fn name(&self) -> &str {
-        self.path.rsplit('/').next().unwrap_or(&self.path)
-    }
 }
 
 /// The pages that back the mappings that show the same parts of an object with the same protection.

@@ -21,6 +21,8 @@ pub struct RangeCoverage {
 pub enum Shown {
     /// Parts of an ELF object.
     Object {
+        /// Name of the link by which the executable was started, or of the file.
+        name: String,
         /// Path of the object as maps shows it.
         path: String,
         /// The parts; more than one if the kernel counts them together.
@@ -42,7 +44,9 @@ impl ProcessMemory {
         let parts: Vec<_> = objects.iter().map(|object| ObjectParts::of(object, self.base_page)).collect();
         let range = |mapping| {
             let shown = match owner(&parts, mapping) {
-                Some((index, parts)) => Shown::Object { path: objects[index].path.clone(), parts },
+                Some((index, parts)) => {
+                    Shown::Object { name: objects[index].name().to_owned(), path: objects[index].path.clone(), parts }
+                }
                 None => {
                     let (kind, path) = MemoryKind::of(mapping);
                     Shown::Memory { kind, path }
@@ -66,7 +70,7 @@ mod tests {
         let shows = |part: Part| {
             let program = std::env::current_exe().unwrap();
             ranges.iter().any(|range| match &range.shown {
-                Shown::Object { path, parts } => Some(path.as_str()) == program.to_str() && parts.contains(&part),
+                Shown::Object { path, parts, .. } => Some(path.as_str()) == program.to_str() && parts.contains(&part),
                 Shown::Memory { .. } => false,
             })
         };

@@ -137,6 +137,7 @@ mod tests {
             part(0x7f5d_8000_0000, &[Part::Text], Protection::READ_EXECUTE, usage(20 << 20, &[])),
         ];
         let object = ObjectCoverage {
+            name: "pagelift-demo-program".into(),
             path: "/usr/libexec/pagelift/pagelift-demo-program".into(),
             role: ObjectRole::Executable,
             total: Usage::default(),

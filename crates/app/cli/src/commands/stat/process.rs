@@ -2,14 +2,15 @@
 
 use super::counters::Counters;
 use super::rounds::{Rounds, Watch};
-use super::{Outcome, Report, VERSION, name_of};
+use super::{Outcome, Report, VERSION};
 use crate::commands::probe::known_reach;
 use crate::commands::reading::confine_to;
 use crate::commands::status::explain;
 use confinement::Reads;
 use linux::process_handle::ProcessHandle;
 use process_view::coverage::Usage;
-use process_view::{ActivityReader, ProcessMemory};
+use process_view::{ActivityReader, ProcessMemory, printable};
+use session::program_name_in_time;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -30,7 +31,7 @@ pub fn measure(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<Atom
     // Before this thread gives up its rights, of which the other one needs one for a moment.
     let watch = Watch::start(rounds);
     confine_to(Reads::Processes);
-    let name = name_of(pid);
+    let name = printable(&program_name_in_time(pid));
     let before = reader.read().map_err(|error| explain(error, "stat -p"))?;
     let (start, mut last) = (Instant::now(), before);
     let mut coverage = coverage(pid);
