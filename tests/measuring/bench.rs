@@ -240,7 +240,9 @@ fn nothing_to_lift(t: &Context) -> Result<()> {
     let session = t.session(command)?;
     let output = bench(t, &session, &["--for", "5", "--lift", "text"])?;
     ensure!(output.ending == Ending::Exit(125), "{output:?}");
-    ensure!(output.stderr.contains("nothing was lifted"), "{}", output.stderr);
+    let screen = output.stdout.clone() + &output.stderr;
+    ensure!(screen.to_lowercase().matches("nothing was lifted").count() == 1, "{screen}");
+    ensure!(output.stderr.contains("nothing was lifted: ") && screen.matches("next: ").count() == 1, "{screen}");
     session.signal(Signal::SIGKILL)?;
     session.finish()?;
     Ok(())

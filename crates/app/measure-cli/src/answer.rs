@@ -8,6 +8,7 @@ use bench_report::{latency, visible};
 use measure::record::{Design, Record};
 use measure::toggle::{Answer, ArmAnswer};
 use serde_json::json;
+use std::iter;
 
 /// The message beside the bar.
 pub fn progress(progress: &Progress<'_>) -> String {
@@ -17,13 +18,29 @@ pub fn progress(progress: &Progress<'_>) -> String {
 
 /// The answer in a line for each arm, the control, the cost of a switch, and the end. Its text cannot act on a
 /// terminal: a record may come from anybody.
+///
+/// If no arm lifted any memory, [`failure`] has the reason and the next command.
 pub fn answer(record: &Record) -> String {
+    let mut lines = head(record);
+    if !has_lifted_nothing(record) {
+        lines.extend(result(record));
+    }
+    lines.iter().map(|line| visible(line) + "\n").collect()
+}
+
+fn head(record: &Record) -> Vec<String> {
+    let header = &record.header;
+    let blocks = format!("{}, {} of four {}", header.program, count(record.blocks().len()), windows(header.design));
+    let warnings = header.machine.warnings().into_iter().map(|warning| format!("note: {warning}"));
+    iter::once(blocks).chain(warnings).collect()
+}
+
+/// The lines about the arms, the end, and the decision.
+fn result(record: &Record) -> Vec<String> {
     let answer = record.answer();
     let header = &record.header;
     let per = words::cost(record);
-    let mut lines =
-        vec![format!("{}, {} of four {}", header.program, count(record.blocks().len()), windows(header.design))];
-    lines.extend(header.machine.warnings().into_iter().map(|warning| format!("note: {warning}")));
+    let mut lines = Vec::new();
     for (number, (name, arm)) in header.arms.iter().zip(&answer.arms).enumerate() {
         let said = said(record, &answer, number);
         lines.push(match arm {
@@ -45,7 +62,12 @@ pub fn answer(record: &Record) -> String {
     let advice = advice(record);
     lines.push(format!("{}: {}", advice.headline, advice.reason));
     lines.extend(advice.next.map(|next| format!("next: {next}")));
-    lines.iter().map(|line| visible(line) + "\n").collect()
+    lines
+}
+
+/// True if the experiment ended because no arm lifted any memory.
+fn has_lifted_nothing(record: &Record) -> bool {
+    matches!(record.ended(), Some(Ended::Failed(why)) if *why == record.nothing_in_any_arm())
 }
 
 fn windows(design: Design) -> &'static str {
@@ -71,12 +93,11 @@ fn switches(record: &Record, answer: &Answer) -> Vec<String> {
     record.header.arms.iter().enumerate().filter_map(line).collect()
 }
 
-/// The reason why the experiment could not continue.
+/// The reason why the experiment could not continue. If no arm lifted any memory, the next command follows.
 pub fn failure(record: &Record) -> Option<String> {
-    match record.ended() {
-        Some(Ended::Failed(why)) => Some(visible(why)),
-        _ => None,
-    }
+    let Some(Ended::Failed(why)) = record.ended() else { return None };
+    let next = has_lifted_nothing(record).then(|| advice(record).next).flatten();
+    Some(visible(&next.map_or_else(|| why.clone(), |next| format!("{why}; next: {next}"))))
 }
 
 /// The answer with its header.

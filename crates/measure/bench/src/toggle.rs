@@ -182,7 +182,7 @@ fn run_blocks(
         (Err(Stop::Record(error)), _) => return Err(ExperimentError::Record(error)),
         (Err(Stop::Interrupted), Ok(())) => Ended::Interrupted,
         (Err(Stop::Failed(why)), Ok(())) => Ended::Failed(why),
-        (Err(Stop::Nothing), Ok(())) => Ended::Failed(toggle.nothing_in_any_arm()),
+        (Err(Stop::Nothing), Ok(())) => Ended::Failed(toggle.recorder.record().nothing_in_any_arm()),
         (Ok(ended), Ok(())) => ended,
         // A process that has ended needs no switch back.
         (Err(Stop::Failed(first)), Err(Stop::Failed(second))) if toggle.used().is_ok() => {
@@ -288,13 +288,6 @@ impl Toggle<'_, '_> {
             }
         }
         if is_any_left { Ok(()) } else { Err(Stop::Nothing) }
-    }
-
-    fn nothing_in_any_arm(&self) -> String {
-        let record = self.recorder.record();
-        let names = record.header.arms.iter().enumerate();
-        let of_arm = |(arm, name)| Some(format!("{name}: {}", record.lifted_nothing(arm)?));
-        format!("nothing was lifted: {}", names.filter_map(of_arm).collect::<Vec<_>>().join("; "))
     }
 
     fn look(&mut self, arm: Option<usize>, lift: Option<Lift>) -> Result<(), Stop> {

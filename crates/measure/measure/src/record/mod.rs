@@ -271,8 +271,15 @@ impl Record {
     }
 
     /// True if an arm puts the heap on huge pages at the start. The report of a lift does not contain the heap.
-    fn has_heap(&self, arm: usize) -> bool {
+    pub fn has_heap(&self, arm: usize) -> bool {
         self.header.options.get(arm).is_some_and(|options| options.iter().any(|word| word.starts_with("--heap=")))
+    }
+
+    /// The end of an experiment in which no arm lifted any memory: the reason of each arm.
+    pub fn nothing_in_any_arm(&self) -> String {
+        let of_arm = |(arm, name)| Some(format!("{name}: {}", self.lifted_nothing(arm)?));
+        let reasons: Vec<_> = self.header.arms.iter().enumerate().filter_map(of_arm).collect();
+        format!("nothing was lifted: {}", reasons.join("; "))
     }
 
     /// The reason why an arm had lifted no memory at the last observation; absent if it had, if its heap is on huge pages, or if
