@@ -15,6 +15,7 @@ pub fn tests() -> Vec<Test> {
         test_case("servers/three_percent_slower_is_found", needs(&["gcc"]), |t| known_truth(t, 3.0)),
         test_case("servers/ten_percent_slower_is_found", needs(&["gcc"]), |t| known_truth(t, 10.0)),
         test_case("servers/redis_by_clients", needs(&["redis-server"]), redis),
+        test_case("servers/heap_of_redis", needs(&["redis-server"]), redis_heap),
         test_case("servers/redis_by_its_benchmark", needs(&["redis-server", "redis-benchmark"]), redis_benchmark),
         test_case("servers/mariadb_lifted", with_root(&["mariadbd", "mariadb-install-db"]), mariadb),
         test_case(
@@ -108,6 +109,15 @@ fn redis(t: &Context) -> Result<()> {
     ensure!(output.stdout == again.stdout, "{}\n{}", output.stdout, again.stdout);
     let page = t.run(t.pagelift(&["report", &record, "--markdown"])?)?.success()?.stdout;
     ensure!(page.contains("Servers side by side") && page.contains("SET key:"), "{page}");
+    Ok(())
+}
+
+/// The heap of a server is a lift, although its code fills no huge page.
+fn redis_heap(t: &Context) -> Result<()> {
+    let load = "redis://127.0.0.1:{port}?query=SET key:{1..1000} value";
+    let words = ["--heap=auto", "--server", REDIS, "--load", load, "--window", "30", "--starts", "1", "--for", "1"];
+    let output = bench(t, &words)?.success()?;
+    ensure!(output.stdout.contains("lifted: ") && !output.stdout.contains("0 blocks of four"), "{output:?}");
     Ok(())
 }
 
