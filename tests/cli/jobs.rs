@@ -211,8 +211,10 @@ fn developer(t: &Context) -> Result<()> {
     ensure!(answers.huge != "0 B", "{answers}");
     served.send("\n")?;
     served.finish()?.success()?;
-    // On a CPU with a large TLB little gain is likely: the guide's command.
-    let measure = before.measure.unwrap_or_else(|| "pagelift bench --heap=auto -- CMD".to_owned());
+    // The guide's command if little gain is likely, on a CPU with a large TLB, and for the processes of a service, which do not
+    // end by themselves.
+    let measure = before.measure.filter(|command| !command.contains(" --server "));
+    let measure = measure.unwrap_or_else(|| "pagelift bench --heap=auto -- CMD".to_owned());
     measured(t, &measure.replace("CMD", &format!("{index} 1")), "").map(drop)
 }
 

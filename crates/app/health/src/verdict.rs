@@ -92,7 +92,7 @@ impl Verdict {
         let measure = match has_code {
             true => Some(measure_command(facts, program)),
             // A heap that was lifted stays so: only starts can be compared.
-            false => heap.then(|| format!("pagelift bench --heap=auto -- {}", words(program))),
+            false => heap.then(|| heap_measure_command(facts, program)),
         };
         let summary = format!("{} ({})", head(program, before), what(program));
         if !estimates.is_empty() && estimates.iter().all(|estimate| !estimate.is_worthwhile) {
@@ -278,6 +278,16 @@ fn run_command(facts: &Facts, program: &ProgramFacts, heap: bool) -> String {
         (true, _) => " --lift text,rodata,data,bss,heap,anon".to_owned(),
     };
     format!("{sudo}pagelift attach {}{heap}", running.pid)
+}
+
+/// The measurement of a heap. A server does not end by itself, so `bench` starts it, loads it and ends it.
+fn heap_measure_command(facts: &Facts, program: &ProgramFacts) -> String {
+    // Any program of a user's session has the unit of the user.
+    let is_service = facts.permission.unit.as_ref().is_some_and(|unit| !unit.starts_with("user@"));
+    match matches!(program.known, Known::Mysql | Known::Postgres) || is_service {
+        true => "pagelift bench --heap=auto --load LOAD --server CMD".to_owned(),
+        false => format!("pagelift bench --heap=auto -- {}", words(program)),
+    }
 }
 
 fn measure_command(facts: &Facts, program: &ProgramFacts) -> String {

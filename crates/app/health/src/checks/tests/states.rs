@@ -106,7 +106,28 @@ fn advice_to_lift_any_memory_begins_with_the_numbers() {
         assert!(verdict.run.is_some(), "{verdict:?}");
         assert!(verdict.summary.starts_with("server: 0 B of 130.0 MiB resident on huge pages; "), "{verdict:?}");
     }
-    assert_eq!(heap.measure.as_deref(), Some("pagelift bench --heap=auto -- CMD"));
+    // The process is a service's.
+    assert_eq!(heap.measure.as_deref(), Some("pagelift bench --heap=auto --load LOAD --server CMD"));
+}
+
+/// A server does not end by itself: its heap is measured by servers that `bench` starts.
+#[test]
+fn the_measurement_of_a_servers_heap_ends() {
+    let (server, command) = ("--load LOAD --server CMD", "-- CMD");
+    for (known, unit, expected) in [
+        (Known::Mysql, None, server),
+        (Known::Other, Some("cache.service"), server),
+        (Known::Other, Some("user@1000.service"), command),
+        (Known::Other, None, command),
+    ] {
+        let mut facts = facts_of(0, 0, 0);
+        let running = running_of(&mut facts);
+        (running.code, running.anonymous) = ((MIB, 0), (100 * MIB, 0));
+        program_of(&mut facts).known = known;
+        facts.permission.unit = unit.map(str::to_owned);
+        let measure = examine(&facts).verdict.measure;
+        assert_eq!(measure, Some(format!("pagelift bench --heap=auto {expected}")), "{known:?} {unit:?}");
+    }
 }
 
 #[test]
