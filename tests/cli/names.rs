@@ -7,6 +7,9 @@ use std::fs;
 use std::path::Path;
 use test_support::{Context, Need, Program, Session, Test, mebibytes, test_case};
 
+/// Makes a link to a file.
+type Link = fn(&Path, &Path) -> std::io::Result<()>;
+
 /// Name of the file.
 const FILE: &str = "the-file";
 /// Name by which it is started.
@@ -28,7 +31,7 @@ const COMMANDS: [&str; 9] = [
 /// A test for each kind of link.
 pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Root, Need::Pool(0), Need::Command("gcc".into())];
-    let links: [(&str, fn(&Path, &Path) -> std::io::Result<()>); 2] = [
+    let links: [(&str, Link); 2] = [
         ("hard", |file, link| fs::hard_link(file, link)),
         ("symbolic", |file, link| std::os::unix::fs::symlink(file, link)),
     ];
@@ -37,7 +40,7 @@ pub fn tests() -> Vec<Test> {
     links.into_iter().map(test).collect()
 }
 
-fn named(t: &Context, link: fn(&Path, &Path) -> std::io::Result<()>) -> Result<()> {
+fn named(t: &Context, link: Link) -> Result<()> {
     let _alone = alone();
     needs_thp()?;
     let (file, started) = (t.folder().join(FILE), t.folder().join(STARTED));
