@@ -2,11 +2,11 @@
 
 use crate::auxiliary::Auxiliary;
 use crate::executor::{OwnProcess, own_space};
-use crate::fork_guard;
 use crate::live_restrictions::LiveRestrictions;
 use crate::look::{Seen, look};
-use crate::records::{self, LiftRecord};
+use crate::records::{self, LiftRecord, Marks, is_named};
 use crate::report::LiftReport;
+use crate::{fork_guard, loaded};
 use address_space::{AddressRange, AddressSpace, LoadedObject, MappingName, RangeSet};
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
@@ -103,12 +103,14 @@ impl Library {
 
     fn remember(&mut self, seen: &Seen, outcome: &LiftOutcome, executor: &mut OwnProcess) {
         let Ok(after) = executor.space() else { return };
+        let listed = loaded::extents();
         for (lift, done) in seen.plan.lifts.iter().zip(&outcome.ranges) {
             let attempt = lift.attempts.iter().find(|attempt| Some(attempt.source) == done.source);
             let Some(attempt) = attempt else { continue };
             let swapped = attempt.parts.iter().filter(|part| !matches!(part.method, Method::InPlace { .. }));
             for range in swapped.flat_map(|part| replaced_in(part.range, &seen.process.space, &after)) {
-                self.records.push(LiftRecord::new(lift, attempt, range, &seen.process.space));
+                let marks = Marks::of(range, &after, listed.as_deref());
+                self.records.push(LiftRecord::new(lift, attempt, range, &seen.process.space, marks));
             }
         }
     }
@@ -166,25 +168,30 @@ impl Library {
     /// Forgets what is not there any more: objects that were unloaded have taken their ranges with them, and the program may
     /// have unmapped parts of others. Returns the mappings now; `None` where nothing was lifted, or they cannot be read.
     fn forget_what_is_gone(&mut self) -> Option<AddressSpace> {
-        self.forget_what_is_gone_of(|_| true)
+        let listed = if self.records.is_empty() { None } else { loaded::extents() };
+        self.keep_what_is_left(|record, space| record.left_in(space, listed.as_deref()))
     }
 
-    fn forget_what_is_gone_of(&mut self, meant: impl Fn(&LiftRecord) -> bool) -> Option<AddressSpace> {
-        if !self.records.iter().any(&meant) {
+    fn keep_what_is_left(&mut self, left: impl Fn(&LiftRecord, &AddressSpace) -> RangeSet) -> Option<AddressSpace> {
+        if self.records.is_empty() {
             return None;
         }
         let space = own_space().ok()?;
-        let left = |record: &LiftRecord| {
-            if meant(record) { record.left_in(&space) } else { [record.range].into_iter().collect() }
-        };
-        records::cut(&mut self.records, left);
+        records::cut(&mut self.records, |record| left(record, &space));
         Some(space)
     }
 
     /// Prepares a fork, for which only pool pages matter. They are unmapped and protected whole, so that their records
     /// fall into no more parts than there are pages.
     pub fn prepare_fork(&mut self) {
-        let space = self.forget_what_is_gone_of(LiftRecord::is_of_pool);
+        if !self.records.iter().any(LiftRecord::is_of_pool) {
+            return self.guard.prepare(&self.records, None);
+        }
+        // The dynamic linker's list has a lock, and a fork waits for no more locks than it must.
+        let space = self.keep_what_is_left(|record, space| match record.source {
+            Source::Hugetlb => record.of_its_kind_in(space, |_| false),
+            _ => [record.range].into_iter().collect(),
+        });
         self.guard.prepare(&self.records, space.as_ref());
     }
 }
@@ -193,10 +200,7 @@ impl Library {
 fn replaced_in(range: AddressRange, before: &AddressSpace, after: &AddressSpace) -> Vec<AddressRange> {
     let replaced = after.overlapping(range).iter().filter(|mapping| {
         let was_file = before.overlapping(mapping.range.intersect(range)).iter().any(|m| m.path().is_some());
-        match mapping.name {
-            MappingName::HugetlbAnonymous | MappingName::Named(_) => true,
-            _ => mapping.is_plain_anonymous() && was_file,
-        }
+        mapping.name == MappingName::HugetlbAnonymous || is_named(mapping) || mapping.is_plain_anonymous() && was_file
     });
     let joined: RangeSet = replaced.map(|mapping| mapping.range.intersect(range)).collect();
     joined.iter().collect()

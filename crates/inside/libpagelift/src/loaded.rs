@@ -3,6 +3,7 @@
 
 use crate::linking;
 use address_space::{Address, AddressRange, RangeSet};
+use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 
 /// The first fields of `struct dl_phdr_info` (dl_iterate_phdr(3)).
@@ -61,6 +62,11 @@ impl Listed {
         })
     }
 
+    fn extent(&self) -> Option<AddressRange> {
+        self.segments()
+            .reduce(|one, other| AddressRange::new(one.start().min(other.start()), one.end().max(other.end())))
+    }
+
     /// True if one of its segments contains the address.
     #[cfg(feature = "preload")]
     pub fn holds(&self, address: usize) -> bool {
@@ -94,6 +100,17 @@ pub fn all_segments() -> Option<RangeSet> {
         true
     })
     .then_some(all)
+}
+
+/// The addresses from the first to the last segment of each listed object. `None` in a program without a dynamic linker,
+/// which unloads nothing; empty if the list is not known.
+pub fn extents() -> Option<Vec<AddressRange>> {
+    let mut all = Vec::new();
+    let is_known = each(|listed| {
+        all.extend(listed.extent());
+        true
+    });
+    (is_known || linking::in_dynamic_linker().is_some()).then_some(all)
 }
 
 /// The number of objects that were ever loaded.

@@ -1,4 +1,7 @@
 //! Records of lifted ranges, and their restore.
+//!
+//! An unloaded object takes its range with it, and the program may map its own memory there. A record ends then: the
+//! dynamic linker no longer lists the object, and the memory does not have the name that the lift gave it.
 
 use crate::copies::same;
 use crate::executor::OwnProcess;
@@ -13,6 +16,31 @@ use linux_raw::FileIdentity;
 
 /// Bytes that are compared at a time.
 const COMPARED: u64 = 64 << 10;
+
+/// Beginning of the names that the engine gives to copies on transparent huge pages.
+const NAME: &str = "pagelift ";
+
+/// True for memory that a lift has named. Kernels before 5.17 have no names for anonymous memory.
+pub fn is_named(mapping: &Mapping) -> bool {
+    matches!(&mapping.name, MappingName::Named(name) if name.starts_with(NAME))
+}
+
+/// The marks of lifted memory. Memory that the program maps at these addresses later does not have them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// All of the memory has the name of a lift.
+    pub is_named: bool,
+    /// The extent of its object in the dynamic linker's list; `None` if the object was not listed.
+    pub extent: Option<AddressRange>,
+}
+
+impl Marks {
+    /// The marks of a range that has just been lifted. `listed` is as in [`LiftRecord::left_in`].
+    pub fn of(range: AddressRange, after: &AddressSpace, listed: Option<&[AddressRange]>) -> Self {
+        let extent = listed.and_then(|listed| listed.iter().find(|extent| extent.overlaps(range)).copied());
+        Self { is_named: after.overlapping(range).iter().all(is_named), extent }
+    }
+}
 
 /// A part of a lifted range as it was before the lift.
 #[derive(Clone, Debug)]
@@ -40,11 +68,13 @@ pub struct LiftRecord {
     pub page_size: PageSize,
     /// The mappings that it replaced.
     pub originals: Vec<Original>,
+    /// How the range is recognised later.
+    pub marks: Marks,
 }
 
 impl LiftRecord {
     /// The record of the part of a planned range that an attempt has swapped.
-    pub fn new(lift: &RangeLift, attempt: &Attempt, range: AddressRange, before: &AddressSpace) -> Self {
+    pub fn new(lift: &RangeLift, attempt: &Attempt, range: AddressRange, before: &AddressSpace, marks: Marks) -> Self {
         let originals = before.overlapping(range).iter().map(|mapping| {
             let cut = mapping.range.intersect(range);
             let offset = mapping.offset + (cut.start() - mapping.range.start());
@@ -59,16 +89,30 @@ impl LiftRecord {
             source: attempt.source,
             page_size: attempt.page_size,
             originals: originals.collect(),
+            marks,
         }
     }
 
     /// The part of the range that still belongs to the lift, with any protection: the program may have unmapped or
-    /// replaced parts, and an unloaded object has removed the whole range.
-    pub fn left_in(&self, space: &AddressSpace) -> RangeSet {
+    /// replaced parts, and an unloaded object has removed the whole range. `listed` is the extents of the listed objects;
+    /// `None` where nothing is unloaded.
+    pub fn left_in(&self, space: &AddressSpace, listed: Option<&[AddressRange]>) -> RangeSet {
+        let is_listed = self.marks.extent.map(|extent| listed.is_none_or(|listed| listed.contains(&extent)));
+        if is_listed == Some(false) {
+            return RangeSet::new();
+        }
+        let is_loaded = is_listed.unwrap_or(listed.is_none());
+        self.of_its_kind_in(space, |mapping| is_loaded && mapping.name == MappingName::Anonymous)
+    }
+
+    /// The part of the range that is memory as the lift has left it. On transparent huge pages without a name, `is_unnamed`
+    /// decides.
+    pub fn of_its_kind_in(&self, space: &AddressSpace, is_unnamed: impl Fn(&Mapping) -> bool) -> RangeSet {
         let ours = |mapping: &&Mapping| match self.source {
             Source::Hugetlb => mapping.name == MappingName::HugetlbAnonymous && !mapping.shared,
             Source::Image | Source::File => mapping.path().is_some(),
-            Source::Thp => mapping.is_plain_anonymous() && mapping.name != MappingName::Heap,
+            Source::Thp if self.marks.is_named => is_named(mapping) && mapping.is_plain_anonymous(),
+            Source::Thp => mapping.is_plain_anonymous() && is_unnamed(mapping),
         };
         space.overlapping(self.range).iter().filter(ours).map(|mapping| mapping.range.intersect(self.range)).collect()
     }
@@ -209,17 +253,21 @@ mod tests {
     const BEFORE: &str = "1000-5000 r--p 00001000 00:00 0\n5000-9000 rw-p 00000000 00:00 0\n";
 
     fn record(source: Source) -> LiftRecord {
+        marked(source, Marks::default())
+    }
+
+    fn marked(source: Source, marks: Marks) -> LiftRecord {
         let (range, page_size) = (AddressRange::new(Address(0x1000), Address(0x9000)), PageSize::new(0x1000).unwrap());
         let (object, protection, kinds) = ("x".into(), Protection::READ_WRITE, vec![Kind::Data]);
         let lift = RangeLift { object, kinds, range, protection, attempts: vec![] };
         let attempt = Attempt { source, page_size, parts: vec![], memory: 0, placement: None };
-        LiftRecord::new(&lift, &attempt, range, &AddressSpace::parse(BEFORE).unwrap())
+        LiftRecord::new(&lift, &attempt, range, &AddressSpace::parse(BEFORE).unwrap(), marks)
     }
 
     /// The rest of a record, with the originals of each part: start, length and offset.
     fn left(source: Source, maps: &str) -> Vec<(AddressRange, Vec<[u64; 3]>)> {
         let (mut records, space) = (vec![record(source)], AddressSpace::parse(maps).unwrap());
-        cut(&mut records, |record| record.left_in(&space));
+        cut(&mut records, |record| record.left_in(&space, None));
         let place = |o: &Original| [o.mapping.range.start().0, o.mapping.range.len(), o.mapping.offset];
         records.iter().map(|record| (record.range, record.originals.iter().map(place).collect())).collect()
     }
@@ -243,6 +291,35 @@ mod tests {
             [(range(0x3000, 0x6000), vec![[0x3000, 0x2000, 0x3000], [0x5000, 0x1000, 0]])]
         );
         assert!(left(Source::Thp, "").is_empty());
+    }
+
+    /// After its object was unloaded, the program may map its own memory there.
+    #[test]
+    fn a_record_ends_with_its_object() {
+        let range = AddressRange::new(Address(0x1000), Address(0x9000));
+        let extent = AddressRange::new(Address(0), Address(0xb000));
+        let bytes = |source, marks, name: &str, listed: Option<&[AddressRange]>| {
+            let space = AddressSpace::parse(&format!("1000-9000 rw-p 00000000 00:00 0 {name}\n")).unwrap();
+            marked(source, marks).left_in(&space, listed).bytes()
+        };
+        let space = AddressSpace::parse("1000-9000 rw-p 00000000 00:00 0 [anon:pagelift text x]\n").unwrap();
+        let named = Marks::of(range, &space, Some(&[range, extent]));
+        assert_eq!(named, Marks { is_named: true, extent: Some(range) });
+        let unlisted = Marks { extent: None, ..named };
+        assert_eq!(unlisted, Marks::of(range, &space, Some(&[])));
+        let listed = Marks { is_named: false, extent: Some(extent) };
+        let (thp, whole) = (Source::Thp, range.len());
+        assert_eq!(bytes(thp, unlisted, "[anon:pagelift text x]", Some(&[])), whole);
+        assert_eq!(bytes(thp, unlisted, "", Some(&[])), 0, "the program's own");
+        assert_eq!(bytes(thp, unlisted, "[anon:own]", None), 0, "the program's own");
+        assert_eq!(bytes(thp, listed, "", Some(&[extent])), whole);
+        assert_eq!(bytes(thp, listed, "", Some(&[range])), 0, "another object, or none");
+        assert_eq!(bytes(thp, Marks::default(), "", Some(&[extent])), 0, "an object that was never listed");
+        assert_eq!(bytes(thp, Marks::default(), "", None), whole, "a static program unloads nothing");
+        let (pool, name) = (Source::Hugetlb, "/anon_hugepage (deleted)");
+        assert_eq!(bytes(pool, listed, name, Some(&[extent])), whole);
+        assert_eq!(bytes(pool, listed, name, Some(&[])), 0, "unloaded");
+        assert_eq!(bytes(pool, unlisted, name, Some(&[])), whole);
     }
 
     #[test]
