@@ -4,7 +4,7 @@
 //! own code makes it writable for a moment, others write through `/proc/PID/mem`, and the kernel inserts uprobes. A
 //! range that has changed is not lifted. No thread can be stopped from inside, so writes between the comparison and the
 //! swap are lost (docs/LIMITS.md): that takes microseconds if the range shows a file, because only pages that differ
-//! from the file are read.
+//! from the file are compared last.
 
 use address_space::{Address, AddressRange, RangeSet};
 use alloc::vec::Vec;

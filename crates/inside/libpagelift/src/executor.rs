@@ -12,6 +12,7 @@
 
 use crate::copies::{Copies, same};
 use crate::own_memory::own_mappings;
+use crate::probes::SearchedCode;
 use crate::{files, pagemap};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet, parse_smaps};
 use alloc::ffi::CString;
@@ -38,6 +39,7 @@ pub struct OwnProcess {
     memory: Option<files::File>,
     base_page: PageSize,
     copies: Copies,
+    code: SearchedCode,
 }
 
 impl OwnProcess {
@@ -48,7 +50,13 @@ impl OwnProcess {
     /// it has mapped by this executor, and replaces memory in use only by a copy, while no thread writes there. The
     /// engine does so with a plan that was made for this process and is still valid.
     pub unsafe fn new(base_page: PageSize) -> Self {
-        Self { pagemap: pagemap::Pagemap::open(base_page).ok(), memory: None, base_page, copies: Copies::default() }
+        let pagemap = pagemap::Pagemap::open(base_page).ok();
+        Self { pagemap, memory: None, base_page, copies: Copies::default(), code: SearchedCode::default() }
+    }
+
+    /// Replaces no code that has been written since it was searched for probes.
+    pub(crate) fn expect_code(&mut self, code: SearchedCode) {
+        self.code = code;
     }
 
     /// Drops the page tables of memory that shows a file.
@@ -88,25 +96,57 @@ impl OwnProcess {
         Ok(())
     }
 
-    /// Refuses a range that does not hold what is at `copy`. A page that is still its file's has not been written to.
+    /// Refuses a range that does not hold what is at `copy`. Pages of both that still show a file are not read: a copy that
+    /// shows a file shows the range's.
+    ///
+    /// A uprobe may be inserted, and removed again, at any moment. While it is there, its page differs from the file; the
+    /// page is the file's again afterwards, but a copy may have it.
     fn expect_same(&mut self, range: AddressRange, copy: Address) -> Result<(), CallError> {
-        let (mut now, mut copied) = (vec![0; COMPARED_AT_ONCE as usize], vec![0; COMPARED_AT_ONCE as usize]);
+        self.expect_unprobed(range)?;
+        let mut written = self.changed(range);
+        let mut copied = self.changed(AddressRange::sized(copy, range.len()));
+        let here = |part: AddressRange| AddressRange::sized(range.start() + (part.start() - copy), part.len());
+        copied = copied.iter().map(here).collect();
+        written.iter().for_each(|part| copied.remove(part));
+        self.compare(&copied, range, copy)?;
+        // Last, because a write between the comparison and the swap is lost.
+        self.changed(range).iter().for_each(|part| written.insert(part));
+        self.compare(&written, range, copy)
+    }
+
+    /// The pages of `range` that show no file; the whole range if the kernel does not report them.
+    fn changed(&self, range: AddressRange) -> RangeSet {
         let changed = self.pagemap.as_ref().and_then(|pagemap| pagemap.changed(range).ok());
-        for part in changed.unwrap_or_else(|| RangeSet::from_iter([range])).iter() {
+        changed.unwrap_or_else(|| RangeSet::from_iter([range]))
+    }
+
+    /// Refuses code that has been written since it was searched for probes.
+    fn expect_unprobed(&self, range: AddressRange) -> Result<(), CallError> {
+        let changed = |part| self.pagemap.as_ref()?.changed(part).ok();
+        if self.code.was_written_in(range, changed) { Err(CHANGED) } else { Ok(()) }
+    }
+
+    /// Compares parts of `range` with its copy.
+    fn compare(&mut self, parts: &RangeSet, range: AddressRange, copy: Address) -> Result<(), CallError> {
+        let (mut now, mut copied) = (vec![0; COMPARED_AT_ONCE as usize], vec![0; COMPARED_AT_ONCE as usize]);
+        for part in parts.iter() {
             let mut at = part.start();
             while at < part.end() {
                 let length = COMPARED_AT_ONCE.min(part.end() - at);
                 let (now, copied) = (&mut now[..length as usize], &mut copied[..length as usize]);
-                let copy = AddressRange::sized(copy + (at - range.start()), length);
+                let (here, copy) =
+                    (AddressRange::sized(at, length), AddressRange::sized(copy + (at - range.start()), length));
                 // SAFETY:
                 // - the buffers are as long as what is copied, and exclusively ours.
                 unsafe {
-                    self.copy_bytes(AddressRange::sized(at, length), Address(now.as_mut_ptr() as u64))?;
+                    self.copy_bytes(here, Address(now.as_mut_ptr() as u64))?;
                     self.copy_bytes(copy, Address(copied.as_mut_ptr() as u64))?;
                 }
                 if !same(now, copied) {
                     return Err(CHANGED);
                 }
+                // Both may hold a probe that was inserted anew.
+                self.expect_unprobed(here)?;
                 at = at + length;
             }
         }
@@ -412,5 +452,58 @@ mod tests {
         assert_eq!(swapped(Protection::READ_EXECUTE, change), (Err(CHANGED), 2));
         assert_eq!(swapped(Protection::READ_EXECUTE, |_| {}), (Ok(()), 1));
         assert_eq!(swapped(Protection::READ, |range| write(range, 1)), (Ok(()), 1));
+    }
+
+    /// A private mapping of this program's own file, of one page, and an anonymous copy.
+    fn shown_and_copied(executor: &mut OwnProcess) -> (AddressRange, AddressRange) {
+        let length = executor.base_page.bytes();
+        let file = FileMapping { path: "/proc/self/exe", offset: 0, protection: Protection::READ_WRITE };
+        let range = AddressRange::sized(executor.map_own_file(file, length).unwrap(), length);
+        let copy = AddressRange::sized(executor.map(length, Backing::Ordinary).unwrap(), length);
+        (range, copy)
+    }
+
+    fn first_byte(range: AddressRange) -> AddressRange {
+        AddressRange::sized(range.start(), 1)
+    }
+
+    /// Copies a page of code in which somebody has inserted a uprobe since it was searched, and swaps it.
+    fn swapped_with_probe(is_removed: bool) -> Result<(), CallError> {
+        let mut executor = executor();
+        let (range, copy) = shown_and_copied(&mut executor);
+        executor.expect_code(SearchedCode { searched: [range].into_iter().collect(), written: RangeSet::new() });
+        write(first_byte(range), 0xcc);
+        executor.copy(range, copy.start()).unwrap();
+        executor.protect(copy, Protection::READ_EXECUTE).unwrap();
+        if is_removed {
+            // SAFETY:
+            // - only this test uses the range.
+            unsafe { linux_raw::madvise(range, linux::MADV_DONTNEED) }.unwrap();
+        }
+        let result = executor.move_to(copy, range.start());
+        executor.unmap(range).unwrap();
+        if result.is_err() {
+            executor.unmap(copy).unwrap();
+        }
+        result
+    }
+
+    #[test]
+    fn a_uprobe_inserted_since_the_search_is_not_copied() {
+        assert_eq!(swapped_with_probe(false), Err(CHANGED));
+        assert_eq!(swapped_with_probe(true), Err(CHANGED));
+    }
+
+    #[test]
+    fn code_that_was_written_before_the_search_is_copied() {
+        let mut executor = executor();
+        let (range, copy) = shown_and_copied(&mut executor);
+        let whole: RangeSet = [range].into_iter().collect();
+        write(first_byte(range), 0x90);
+        executor.expect_code(SearchedCode { searched: whole.clone(), written: whole });
+        executor.copy(range, copy.start()).unwrap();
+        executor.protect(copy, Protection::READ_EXECUTE).unwrap();
+        assert_eq!(executor.move_to(copy, range.start()), Ok(()));
+        executor.unmap(range).unwrap();
     }
 }

@@ -55,6 +55,7 @@ impl Library {
             // - the engine acts on a plan of this process as it is now: the library's lock is held, nothing is unloaded
             //   during the lift, and `live_restrictions` has taken out what others may write to.
             let mut executor = unsafe { OwnProcess::new(seen.machine.base_page) };
+            executor.expect_code(seen.code.clone());
             outcome = execute(&seen.plan, &seen.process.space, &mut executor);
             self.remember(&seen, &outcome, &mut executor);
             leave_out_foreign(&mut outcome, &seen);

@@ -6,6 +6,7 @@ use crate::live_restrictions::LiveRestrictions;
 use crate::machine::{machine_facts, placed_mappings};
 use crate::objects::objects_of;
 use crate::pagemap::Pagemap;
+use crate::probes::SearchedCode;
 use crate::{cached, files, probes, records};
 use address_space::{PageSize, RangeSet, parse_flags};
 use alloc::borrow::ToOwned;
@@ -22,6 +23,8 @@ pub struct Seen {
     pub machine: MachineFacts,
     /// The plan, without what is not safe from inside.
     pub plan: Plan,
+    /// The code that was searched for probes.
+    pub code: SearchedCode,
 }
 
 /// Reads the facts and plans. Ranges that are lifted already are left out.
@@ -41,9 +44,10 @@ pub fn look(policy: &Policy, lifted: &[records::LiftRecord]) -> Result<Seen, Str
     (process.cached, process.changed) = (files, changed);
     let mut made = plan(&process, &with_room, policy);
     leave_lifted(&mut made, lifted);
+    let mut code = SearchedCode::default();
     if !made.lifts.is_empty() {
-        let Probes { probed, semaphores } = probes::look(&process, &machine, policy);
-        (process.probed, process.semaphores) = (probed, semaphores);
+        let (Probes { probed, semaphores }, searched) = probes::look(&process, &machine, policy);
+        (process.probed, process.semaphores, code) = (probed, semaphores, searched);
         // Reading smaps takes longer than all the rest, and is only needed if something is replaced.
         let smaps = files::text(c"/proc/thread-self/smaps").map_err(|_| no_proc())?;
         process.special = parse_flags(&smaps).map(|flags| special_mappings(&flags)).map_err(|e| e.to_string())?;
@@ -54,7 +58,7 @@ pub fn look(policy: &Policy, lifted: &[records::LiftRecord]) -> Result<Seen, Str
         leave_lifted(&mut made, lifted);
     }
     restrictions.keep_what_is_safe(&mut made);
-    Ok(Seen { process, machine, plan: made })
+    Ok(Seen { process, machine, plan: made, code })
 }
 
 fn no_proc() -> String {
