@@ -25,7 +25,7 @@ const LOCK_BESIDE: &str = "worker.beside.lock";
 /// Number of times that forks of a restored process are searched for.
 const MOST_GENERATIONS: usize = 8;
 /// Time for all forks of a process. A user can make forks that do not stop, and others wait for their restore.
-const LONGEST_FORKS: Duration = Duration::from_secs(30);
+const LONGEST_FORKS: Duration = Duration::from_secs(120);
 /// Number of forks that stay lifted whose reason is reported.
 const MOST_REASONS: usize = 8;
 /// Time for which the worker of a killed agent is waited for.
@@ -558,7 +558,7 @@ mod tests {
         let answer = with_forks(Answer::default(), || forks.clone(), restore, || tries.get() < 20);
         assert_eq!((tries.get(), answer.refusal), (20, None), "the process itself is restored");
         let warning = answer.warning.unwrap();
-        assert!(warning.contains("8: no; … and 12 more; 580 not tried within 30 s"), "{warning}");
+        assert!(warning.contains("8: no; … and 12 more; 580 not tried within 120 s"), "{warning}");
         assert!(warning.len() < 1000, "{}", warning.len());
     }
 
