@@ -14,7 +14,7 @@ use crate::remote::requests::{self, CallStop, Resume};
 use crate::remote::seccomp::{FilterAnswer, Filters};
 use crate::remote::status::ThreadStatus;
 use crate::remote::tracee::Stopped;
-use crate::remote::wait::{LONGEST_CALL, Stop, WaitReport};
+use crate::remote::wait::{self, LONGEST_CALL, Stop, WaitReport};
 use address_space::Address;
 use nix::errno::Errno;
 use nix::unistd::Pid;
@@ -324,7 +324,11 @@ impl<'a> RemoteCaller<'a> {
                 // resumed tracee runs in spite of the group stop, which applies to it when it is released.
                 Some(WaitReport::Stopped(Stop::Signal(libc::SIGSTOP))) => delivered = libc::SIGSTOP,
                 // All other signals are blocked except those of a fault, which would only occur again.
-                Some(WaitReport::Stopped(Stop::Signal(signal))) => return Err(InjectError::Fault(signal)),
+                Some(WaitReport::Stopped(Stop::Signal(signal))) => {
+                    // The program must not receive it if this process is killed once the thread is at its place again.
+                    let _ = wait::poll(self.stopped.pid());
+                    return Err(InjectError::Fault(signal));
+                }
                 Some(WaitReport::Ended) => {
                     self.state = State::Lost;
                     return Err(InjectError::Gone);

@@ -118,15 +118,18 @@ mod tests {
     use super::*;
     use crate::attach::remote_call::Means;
     use crate::attach::{LiveExecutor, Target};
+    use crate::remote::injection::InjectError;
     use crate::remote::requests;
+    use crate::remote::wait;
     use crate::test_program;
     use address_space::{Address, AddressRange, AddressSpace, PageSize};
     use lift_execution::CallError;
     use nix::libc;
+    use nix::unistd::Pid;
     use std::fs::File;
     use std::hint::black_box;
     use std::io::{BufRead, BufReader, Read, Write};
-    use std::process::{Child, ChildStdin, ChildStdout};
+    use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
     /// Set in the environment of the program that forks.
     const FORKS: &str = "PAGELIFT_TEST_FORKS";
@@ -236,6 +239,29 @@ mod tests {
 
     fn own_number(executor: &mut LiveExecutor) -> Result<u64, CallError> {
         executor.with_thread(|calls| calls.call("getpid", libc::SYS_getpid, [0; 6]))
+    }
+
+    #[test]
+    fn a_fault_of_the_code_is_not_left_to_the_program() {
+        const UNDEFINED: &[u8] = if cfg!(target_arch = "x86_64") { &[0x0f, 0x0b] } else { &[0; 4] };
+        // It is in no call: it stays at the stop of the fault until it is released.
+        let mut child =
+            Command::new("sh").args(["-c", "echo; while :; do :; done"]).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let pid = child.id() as i32;
+        let mut executor = executor(pid).unwrap();
+        let made = executor.with_thread(|calls| {
+            let (at, mut code) = (calls.page.code().start(), vec![0; UNDEFINED.len()]);
+            calls.memory.read(at, &mut code).unwrap();
+            calls.memory.write(at, UNDEFINED).unwrap();
+            let made = calls.call("getpid", libc::SYS_getpid, [0; 6]);
+            calls.memory.write(at, &code).unwrap();
+            assert!(matches!(calls.failed, Some(InjectError::Fault(libc::SIGILL))), "{:?}", calls.failed);
+            // If this process were killed now, the kernel would deliver a signal whose report is pending.
+            Ok((made.is_err(), wait::poll_keeping_signals(Pid::from_raw(pid))))
+        });
+        drop((executor.finish(), child.kill(), child.wait()));
+        assert_eq!(made, Ok((true, Ok(None))));
     }
 
     /// Forks while a thread is in the code of the call page, between two of its calls.
