@@ -9,6 +9,8 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod attach;
+#[cfg(test)]
+mod counted_signals;
 mod remote;
 mod start;
 #[cfg(test)]

@@ -577,3 +577,6 @@ impl LiveProcess {
         Ok(listing)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -115,12 +115,13 @@ impl Running {
         wait::wait_for(self.pid).map(|report| Waited::from_report(self.pid, report))
     }
 
-    /// Waits until the thread has stopped or ended, or until the deadline; then it is returned.
+    /// Waits until the thread has stopped or ended, or until the deadline; then it is returned. The report of a signal stays
+    /// pending, see [`wait::poll_keeping_signals`].
     ///
     /// # Errors
     /// As for [`wait::wait_for`].
     pub fn wait_until(self, deadline: Instant) -> Result<Result<Waited, Self>, Errno> {
-        let report = wait::wait_until(self.pid, deadline)?;
+        let report = wait::wait_until_keeping_signals(self.pid, deadline)?;
         Ok(report.map(|report| Waited::from_report(self.pid, report)).ok_or(self))
     }
 }

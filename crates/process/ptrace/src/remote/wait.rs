@@ -103,6 +103,22 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// # Errors
 /// As for [`wait_for`].
 pub fn wait_until(thread: Pid, deadline: Instant) -> Result<Option<WaitReport>, Errno> {
+    poll_until(poll, thread, deadline)
+}
+
+/// Like [`wait_until`], but the report of a signal stays pending, see [`poll_keeping_signals`].
+///
+/// # Errors
+/// As for [`wait_for`].
+pub fn wait_until_keeping_signals(thread: Pid, deadline: Instant) -> Result<Option<WaitReport>, Errno> {
+    poll_until(poll_keeping_signals, thread, deadline)
+}
+
+fn poll_until(
+    poll: fn(Pid) -> Result<Option<WaitReport>, Errno>,
+    thread: Pid,
+    deadline: Instant,
+) -> Result<Option<WaitReport>, Errno> {
     loop {
         // In this order: if the machine was suspended past the deadline, the thread is polled once more.
         let left = deadline.saturating_duration_since(Instant::now());
@@ -291,6 +307,49 @@ mod tests {
         let signal = Some(WaitReport::Stopped(Stop::Signal(libc::SIGUSR1)));
         assert_eq!(reports.unwrap(), (signal, signal));
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.unwrap()), Some(libc::SIGUSR1));
+    }
+
+    #[test]
+    fn the_report_of_a_signal_stays_pending_until_its_thread_is_resumed() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        requests::seize(pid, libc::PTRACE_O_TRACESYSGOOD).unwrap();
+        let wait = || wait_until_keeping_signals(pid, Instant::now() + LONGEST_CALL);
+        let reported = |stop| Ok(Some(WaitReport::Stopped(stop)));
+        for signal in [libc::SIGSTOP, libc::SIGTRAP, libc::SIGUSR1, 64] {
+            send(pid, signal);
+            assert_eq!([wait(), poll_keeping_signals(pid)], [reported(Stop::Signal(signal)); 2]);
+            // Requests need no report that has been consumed.
+            assert_eq!(requests::signal_information(pid).map(|information| information.si_signo), Ok(signal));
+            requests::resume(pid, Resume::Continue, 0).unwrap();
+            assert_eq!(poll_keeping_signals(pid), Ok(None));
+        }
+        requests::interrupt(pid).unwrap();
+        assert_eq!(wait(), reported(Stop::Event { event: libc::PTRACE_EVENT_STOP, signal: libc::SIGTRAP }));
+        assert_eq!(poll_keeping_signals(pid), Ok(None));
+        requests::resume(pid, Resume::ToSystemCall, 0).unwrap();
+        assert_eq!([wait(), poll_keeping_signals(pid)], [reported(Stop::SystemCall), Ok(None)]);
+        requests::resume(pid, Resume::Continue, 0).unwrap();
+        // A signal that is delivered is not reported again.
+        send(pid, libc::SIGUSR1);
+        assert_eq!(wait(), reported(Stop::Signal(libc::SIGUSR1)));
+        requests::resume(pid, Resume::Continue, libc::SIGUSR1).unwrap();
+        assert_eq!(wait(), Ok(Some(WaitReport::Ended)));
+        assert_eq!(poll_keeping_signals(pid), Err(Errno::ECHILD));
+        drop(child.wait());
+    }
+
+    #[test]
+    fn a_thread_that_is_killed_while_its_signal_is_pending_reports_its_end() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        requests::seize(pid, 0).unwrap();
+        send(pid, libc::SIGUSR1);
+        let wait = || wait_until_keeping_signals(pid, Instant::now() + LONGEST_CALL);
+        assert_eq!(wait(), Ok(Some(WaitReport::Stopped(Stop::Signal(libc::SIGUSR1)))));
+        kill(pid, Signal::SIGKILL).unwrap();
+        assert_eq!(wait(), Ok(Some(WaitReport::Ended)));
+        drop(child.wait());
     }
 
     #[test]

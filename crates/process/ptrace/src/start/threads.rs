@@ -149,3 +149,38 @@ fn does_not_stop(process: Pid, thread: Pid) -> io::Error {
     };
     io::Error::new(io::ErrorKind::TimedOut, format!("its thread {thread} does not stop: {why}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counted_signals::{Program, SIGNAL, Task, Tracer, send};
+    use crate::remote::requests;
+
+    /// Set in the environment of a helper that holds a thread at a signal.
+    const HOLDS: &str = "PAGELIFT_TEST_HELPER_HOLDS_A_SIGNAL";
+
+    /// A helper that is killed while it holds a thread at a signal: the first thread is stopped before, so that the other one
+    /// receives the signal.
+    #[test]
+    fn helper_that_holds_a_signal() {
+        let Some(Task { pid, other }) = Task::read(HOLDS) else { return };
+        let (leader, _running) = [pid, other].map(|thread| Running::seize(thread, 0).unwrap()).into();
+        leader.interrupt().unwrap();
+        let Waited::Stopped(_leader, _) = leader.wait().unwrap() else { panic!("it has ended") };
+        send(pid, 7);
+        while requests::signal_information(other).is_err() {
+            std::thread::yield_now();
+        }
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let held = StoppedThreads::stop(pid, 0, deadline, |thread| thread == other.as_raw()).unwrap();
+        assert_eq!(held.threads.values().map(|(_, signal)| *signal).collect::<Vec<_>>(), [SIGNAL]);
+        Task { pid, other }.wait();
+    }
+
+    #[test]
+    fn a_signal_at_which_a_killed_helper_holds_a_thread_is_delivered() {
+        let mut program = Program::start();
+        Tracer::start("start::threads::tests::helper_that_holds_a_signal", HOLDS, &program).kill();
+        assert_eq!(program.received(1), [7]);
+    }
+}
