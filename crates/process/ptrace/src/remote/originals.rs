@@ -71,15 +71,27 @@ pub fn shows_file(mapping: &Mapping) -> bool {
 
 /// Opens the file of a mapping at a path. With `same_path` its device is not compared.
 fn open(path: &str, mapping: &Mapping, same_path: bool) -> Option<File> {
-    let is_it = |found: &Metadata| {
-        let device = (libc::major(found.dev()), libc::minor(found.dev()));
-        found.is_file() && found.ino() == mapping.inode && (same_path || device == mapping.device)
-    };
+    let is_it = |found: &Metadata| is_file_of(found, mapping, same_path);
     // Opening a device may have an effect.
     std::fs::metadata(path).ok().filter(is_it)?;
     let file = File::open(path).ok()?;
     file.metadata().ok().filter(is_it)?;
     Some(file)
+}
+
+fn is_file_of(found: &Metadata, mapping: &Mapping, same_path: bool) -> bool {
+    let device = (libc::major(found.dev()), libc::minor(found.dev()));
+    found.is_file() && found.ino() == mapping.inode && (same_path || device == mapping.device)
+}
+
+/// True for a mapping of the file that a process executes.
+pub fn shows_executable(pid: i32, mapping: &Mapping) -> bool {
+    let link = format!("/proc/{pid}/exe");
+    let look = || {
+        let same_path = std::fs::read_link(&link).is_ok_and(|target| target.to_str() == mapping.path());
+        std::fs::metadata(&link).is_ok_and(|found| is_file_of(&found, mapping, same_path))
+    };
+    watched(|| format!("looking at the executable of process {pid}"), look)
 }
 
 /// Returns the code of objects as their files have it, without the padding that the last page of a segment shows.

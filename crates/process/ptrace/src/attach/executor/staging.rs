@@ -7,16 +7,20 @@
 //!
 //! - MADV_SEQUENTIAL with MADV_DONTFORK, or on pool pages alone: each copy has it until all threads are stopped for the swap.
 //! - Anonymous memory that can only be written, or an untouched mapping of the file whose path is in the call page: just mapped.
+//!   For `/proc/self/exe` it is the file that the process executes.
 //! - The contents of the range that it was to replace: the swap was begun.
 
 use super::LiveExecutor;
 use crate::attach::calls_of_thread::{FLAG_OF_COPY, FRESH};
 use crate::attach::own_mapping::{free_place, space_of};
+use crate::remote::originals::shows_executable;
 use address_space::{Address, AddressRange, Mapping, MappingName, MappingUsage, PageSize, RangeSet, parse_smaps};
 use lift_execution::CallError;
 use linux::text::text_of;
 use nix::errno::Errno;
 
+/// The path by which a process opens the file that it executes.
+const OWN_EXECUTABLE: &[u8] = b"/proc/self/exe";
 /// Number of tries if the program maps something at the chosen address at the same moment.
 const TRIES: usize = 8;
 /// Number of bytes that are compared at a time.
@@ -69,6 +73,7 @@ impl LiveExecutor {
         }
         // Each that is unmapped leaves the list in the call page, and the others stay in it if this process is killed.
         self.staging = orphans.clone();
+        let mut kept = RangeSet::new();
         let text = text_of(format!("/proc/{}/smaps", self.process.pid())).unwrap_or_default();
         for usage in parse_smaps(&text).unwrap_or_default() {
             if !may_be_copy(&usage.mapping, &orphans) {
@@ -78,12 +83,15 @@ impl LiveExecutor {
             for range in orphans.within(usage.mapping.range).collect::<Vec<_>>() {
                 let is_whole = range == usage.mapping.range;
                 if is_marked || is_whole && (self.is_fresh(&usage) || self.is_half_swapped(&usage)) {
-                    // A copy that cannot be unmapped only costs memory, as it did before.
-                    self.has_cleaned_up |= lift_execution::Executor::unmap(self, range).is_ok();
+                    match lift_execution::Executor::unmap(self, range) {
+                        Ok(()) => self.has_cleaned_up = true,
+                        // It only costs memory until it is unmapped: at the end of this lift, or by the next one.
+                        Err(_) => kept.insert(range),
+                    }
                 }
             }
         }
-        self.note_staging(|staging| *staging = RangeSet::new());
+        self.note_staging(|staging| *staging = kept);
     }
 
     /// True for a copy that has just been mapped.
@@ -91,7 +99,10 @@ impl LiveExecutor {
         let mapping = &usage.mapping;
         let is_untouched = usage.resident == 0 && usage.hugetlb == 0;
         match &mapping.name {
-            MappingName::File { path, .. } => is_untouched && self.page.placed(&self.memory) == path.as_bytes(),
+            MappingName::File { path, .. } if is_untouched => match self.page.placed(&self.memory) {
+                noted if noted == OWN_EXECUTABLE => shows_executable(self.process.pid().as_raw(), mapping),
+                noted => noted == path.as_bytes(),
+            },
             _ => is_untouched && mapping.protection == FRESH,
         }
     }
@@ -182,7 +193,55 @@ impl LiveExecutor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attach::target::Target;
+    use crate::remote::arch::numbers;
+    use crate::remote::calls::PRIVATE_FILE;
+    use crate::remote::injection::arguments_to_open;
     use address_space::AddressSpace;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
+    fn executor(pid: i32) -> LiveExecutor {
+        let (target, base_page) = (Target::open(pid).unwrap(), linux::pages::base_page());
+        let space = space_of(nix::unistd::Pid::from_raw(pid)).unwrap();
+        LiveExecutor::new(target, &space, &[], base_page).unwrap_or_else(|error| panic!("{}", error.why))
+    }
+
+    #[test]
+    fn an_untouched_copy_of_the_executable_is_unmapped_by_the_next_lift() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let pid = child.id() as i32;
+        // A program that has answered has run its dynamic linker.
+        child.stdin.as_mut().unwrap().write_all(b"a").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let has_file = |at| {
+            let space = space_of(nix::unistd::Pid::from_raw(pid)).unwrap();
+            space.find(at).is_some_and(|mapping| mapping.path().is_some())
+        };
+        let mut killed = executor(pid);
+        let page = killed.base_page;
+        let path = [OWN_EXECUTABLE, &[0]].concat();
+        // As a lifter that is killed before it has marked the copy.
+        let copy = killed.map_noted(page.bytes(), page, 0, |executor, place| {
+            executor.with_thread(|calls| {
+                let path = calls.place(&path)?;
+                let file = calls.call("openat", numbers::SYS_openat, arguments_to_open(path))?;
+                let flags = PRIVATE_FILE as u64 | place.flags();
+                let arguments = [place.address(), page.bytes(), libc::PROT_READ as u64, flags, file, 0];
+                let mapped = calls.call("mmap", numbers::SYS_mmap, arguments).map(Address);
+                calls.call("close", numbers::SYS_close, [file, 0, 0, 0, 0, 0])?;
+                mapped
+            })
+        });
+        let copy = copy.unwrap();
+        drop(killed);
+        assert!(has_file(copy));
+        let next = executor(pid);
+        let (has_cleaned_up, is_left) = (next.has_cleaned_up(), has_file(copy));
+        drop(next.finish());
+        drop((child.kill(), child.wait()));
+        assert!(has_cleaned_up && !is_left);
+    }
 
     #[test]
     fn a_copy_is_private_memory_within_what_was_recorded() {
