@@ -157,9 +157,15 @@ pub fn poll(thread: Pid) -> Result<Option<WaitReport>, Errno> {
 /// As for [`wait_for`].
 pub fn poll_keeping_signals(thread: Pid) -> Result<Option<WaitReport>, Errno> {
     let (code, status) = peek(libc::P_PID, thread)?;
-    // A stop has its event in the higher bits, as in the status of waitpid(2).
+    // A stop has its event in the higher bits, as in the status of waitid(2).
     let is_signal = code == libc::CLD_TRAPPED && status >> 8 == 0 && status != libc::SIGTRAP | SYSTEM_CALL_BIT;
-    if is_signal { Ok(Some(WaitReport::Stopped(Stop::Signal(status)))) } else { poll(thread) }
+    match code {
+        // A signal's report may have come since: it must not be taken.
+        0 => Ok(None),
+        _ if is_signal => Ok(Some(WaitReport::Stopped(Stop::Signal(status)))),
+        // Before the thread is resumed, only its end or the stop after an exec can follow this report.
+        _ => poll(thread),
+    }
 }
 
 /// Returns the report of any thread, if one is pending.
