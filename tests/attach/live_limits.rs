@@ -18,7 +18,7 @@ use test_support::{
 const NOBODY: u32 = 65534;
 /// Lifts of a program that exchanges its library; before copies came from files, it failed in every second run of as many.
 const EXCHANGES: u32 = 200;
-/// Lifts while a probe is set; before probes were looked for in copies, one in six killed the program.
+/// Lifts while a probe is set. Before copies were searched for probes, one in six killed the program.
 const PROBED_LIFTS: u64 = 60;
 /// The page of the probed function in its program's large code.
 const PROBED_FUNCTION: u64 = 1280;

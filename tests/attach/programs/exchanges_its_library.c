@@ -1,5 +1,5 @@
-// Loads its large library, runs its code, unloads it, and uses the addresses for memory of its own or for other parts of the
-// file, again and again, until it is told to end: what it finds there is always what belongs there.
+// Loads its large library, runs the library's code, unloads it, and maps private memory or other parts of the file at the
+// addresses, in a loop that ends when a line is read. The contents must be right at every moment.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -DLIBRARY -shared -fPIC -Wl,-z,max-page-size=0x200000 -o $BUILD/libexchanged.so $SRC
 // build: gcc -g -O1 -Wall -pthread -o $OUT $SRC -ldl
@@ -34,7 +34,7 @@ static int told(void) {
     return poll(&input, 1, 0) == 1;
 }
 
-/* Memory of its own at an address, for as long as a lift takes. */
+/* Maps other memory at an address for a part of the duration of a lift, and checks the contents. */
 static void own_memory(char *at, int file, int kind, int rounds) {
     int flags = MAP_PRIVATE | MAP_FIXED_NOREPLACE;
     char *own = kind == 0 ? mmap(at, BYTES, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0)

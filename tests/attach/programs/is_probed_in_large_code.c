@@ -1,4 +1,4 @@
-// Calls a function in the middle of large code all the time, in two threads, until it is told to end.
+// Two threads call a function in the middle of large code in a loop that ends when a line is read.
 //
 // build: gcc -g -O1 -Wall -pthread -o $OUT $SRC
 #define CODE_PAGES 2560

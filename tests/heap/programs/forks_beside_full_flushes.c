@@ -32,7 +32,7 @@ static void *allocates(void *unused) {
     return unused;
 }
 
-/* In the child the list of streams and the heap are free, also for another thread. */
+/* The list of streams and the heap are free in the child, also for another thread. */
 static void *uses_both(void *unused) {
     fflush(NULL);
     free(malloc(LARGE));

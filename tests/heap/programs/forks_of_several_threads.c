@@ -1,5 +1,5 @@
 // Several threads fork at once, and one fork takes long: a handler around the first fork, which runs while the heap's locks
-// are held, goes on for longer than a thread waits for its turn. The other forks wait for it. All processes can
+// are held, lasts longer than a thread waits for its turn. The other forks wait for it. All processes can
 // allocate afterwards: large blocks, and small ones until a new arena is needed. A handler may also fork by itself. The
 // handlers are registered without the heap's knowledge, so that they run after the heap's.
 //

@@ -196,7 +196,7 @@ impl StoreMount {
     /// A line for fstab(5).
     pub fn fstab_line(&self) -> String {
         format!(
-            // A boot goes on without a store: on a kernel without huge pages for tmpfs it cannot be mounted.
+            // A boot continues without a store, which cannot be mounted on a kernel without huge pages for tmpfs.
             "{DEVICE} {} {} nosuid,nodev,nofail,x-mount.mkdir=0755,{} 0 0",
             self.directory.display(),
             self.file_system_type(),

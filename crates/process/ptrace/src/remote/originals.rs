@@ -106,7 +106,7 @@ pub fn code_of(objects: &[LoadedObject]) -> RangeSet {
 /// Refuses the copy at `copy` of the code at `part`, copied from memory, if it holds a probe that the file does not have.
 ///
 /// # Errors
-/// It does, or one of them cannot be read.
+/// The copy holds a probe, or the copy or the file cannot be read.
 pub fn expect_no_probe(
     original: &Original,
     memory: &RemoteMemory,

@@ -150,7 +150,7 @@ pub fn poll(thread: Pid) -> Result<Option<WaitReport>, Errno> {
 
 /// Like [`poll`], but the report of a signal stays pending until the thread is resumed, and is returned by each call until
 /// then. A signal whose report has been taken is known to this process only: if this process is killed, the kernel resumes
-/// the thread without it (`wait_task_stopped` clears the code with which `ptrace_signal` goes on). Requests do not need the
+/// the thread without it (`wait_task_stopped` clears the code that `ptrace_signal` returns). Requests do not need the
 /// report to be taken.
 ///
 /// # Errors

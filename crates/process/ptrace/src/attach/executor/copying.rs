@@ -66,7 +66,7 @@ impl LiveExecutor {
         Ok(())
     }
 
-    /// Code that was written cannot be told from a breakpoint without its file.
+    /// Without the file, written code cannot be distinguished from a breakpoint.
     fn expect_unwritten_code(&self, mapping: &Mapping, part: AddressRange) -> Result<(), CallError> {
         let code: Vec<AddressRange> = self.code.within(part).collect();
         if mapping.inode == 0 || code.is_empty() {
