@@ -121,11 +121,6 @@ unsafe extern "C" fn after_fork_in_child() {
     }
 }
 
-/// True in a fork that was begun in a handler around another fork of this thread.
-pub fn is_nested() -> bool {
-    is_own_turn() && OF_TURN.nested.load(SeqCst) > 0
-}
-
 /// Before a fork: makes the fork safe, and takes the heap's locks.
 pub fn prepare() {
     let _keep = KeepErrno::new();

@@ -6,9 +6,9 @@
 //! (posix/fork.c, glibc 2.36). The lock is recursive.
 
 use crate::c_library::{LOCK_STREAMS, RESET_STREAMS, UNLOCK_STREAMS};
-use crate::fork::is_nested;
 use crate::locks::this_thread;
 use crate::threads::is_only_one;
+use crate::turn::is_nested;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 

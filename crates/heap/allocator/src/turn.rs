@@ -36,6 +36,11 @@ pub fn is_own_turn() -> bool {
     TURN.load(SeqCst) == locks::this_thread()
 }
 
+/// True in a fork that was begun in a handler around another fork of this thread.
+pub fn is_nested() -> bool {
+    is_own_turn() && OF_TURN.nested.load(SeqCst) > 0
+}
+
 /// True in a handler of the program's around a fork of this thread, if this thread holds `GROWING` already.
 pub fn holds_growing() -> bool {
     is_own_turn() && OF_TURN.is_settled.load(SeqCst) && OF_TURN.holds_growing.load(SeqCst)

@@ -1,8 +1,7 @@
 //! Code shared by both executors that act on another process.
 
 use crate::remote::injection::InjectError;
-use crate::remote::originals::shows_file;
-use address_space::{AddressRange, AddressSpace, Mapping, PageSize, RangeSet, parse_smaps};
+use address_space::{AddressRange, AddressSpace, Mapping, MappingName, PageSize, RangeSet, parse_smaps};
 use lift_execution::{Backing, CallError};
 use lift_plan::Placement;
 use linux::constants;
@@ -69,6 +68,11 @@ pub fn not_made(call: &'static str, error: &InjectError) -> CallError {
         InjectError::NoRoom(_) | InjectError::Fault(_) | InjectError::Memory(_) => Errno::EFAULT,
     };
     CallError { call, errno: errno as i32 }
+}
+
+/// True for a private mapping of a file that is still at a path.
+pub fn shows_file(mapping: &Mapping) -> bool {
+    matches!(mapping.name, MappingName::File { deleted: false, .. }) && !mapping.shared && mapping.inode != 0
 }
 
 /// Returns the mappings within `range` that show a file and no page of which has been written. The kernel writes all of

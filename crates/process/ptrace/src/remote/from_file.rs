@@ -4,8 +4,8 @@
 //! when the copy is swapped in. Reading the file gives the same bytes without that.
 
 use crate::remote::arch::numbers;
+use crate::remote::calls::shows_file;
 use crate::remote::executor::ProcessExecutor;
-use crate::remote::originals::shows_file;
 use address_space::{Address, AddressRange, Mapping, RangeSet};
 use lift_execution::Executor;
 use linux::watch::watched;

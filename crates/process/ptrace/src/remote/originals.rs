@@ -6,8 +6,8 @@
 //! must not hold a breakpoint or uprobe: who inserted it finds it by file and offset, not in the copy.
 
 use crate::remote::RemoteMemory;
-use crate::remote::calls::failed;
-use address_space::{Address, AddressRange, LoadedObject, Mapping, MappingName, RangeSet};
+use crate::remote::calls::{failed, shows_file};
+use address_space::{Address, AddressRange, LoadedObject, Mapping, RangeSet};
 use lift_execution::CallError;
 use lift_plan::holds_probe;
 use linux::watch::watched;
@@ -62,11 +62,6 @@ impl Original {
         let page = usize::try_from(linux::pages::base_page().bytes()).ok()?;
         (after.len() < page).then(|| after.fill(0))
     }
-}
-
-/// True for a private mapping of a file that is still at a path.
-pub fn shows_file(mapping: &Mapping) -> bool {
-    matches!(mapping.name, MappingName::File { deleted: false, .. }) && !mapping.shared && mapping.inode != 0
 }
 
 /// Opens the file of a mapping at a path. With `same_path` its device is not compared.
