@@ -4,6 +4,9 @@ use crate::decision::{CgroupRoom, Conditions};
 use machine_facts::{Cgroups, Controller, Files, MemoryFiles, NO_LIMIT, meminfo_bytes};
 
 const MEMINFO: &str = "/proc/meminfo";
+/// The boot as PID 1 sees it, then as this process does. In a container of systemd-nspawn, which has a boot ID of its own,
+/// a unit whose sandbox mounts /proc again sees the host's.
+const BOOT: [&str; 2] = ["/proc/1/root/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/random/boot_id"];
 
 /// Names of the machine and of its present run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +21,7 @@ impl Machine {
     /// Reads both.
     pub fn read(files: &impl Files) -> Self {
         let line = |path| files.text(path).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-        let boot = line("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let boot = BOOT.into_iter().find_map(line).unwrap_or_default();
         Self { id: line("/etc/machine-id").unwrap_or_else(|| boot.clone()), boot }
     }
 }
@@ -148,5 +151,12 @@ mod tests {
     fn a_machine_without_an_id_is_known_by_its_boot() {
         let files = Written(BTreeMap::from([("/proc/sys/kernel/random/boot_id", "b\n"), ("/etc/machine-id", "\n")]));
         assert_eq!(Machine::read(&files), Machine { id: "b".to_owned(), boot: "b".to_owned() });
+    }
+
+    #[test]
+    fn a_unit_that_sees_the_boot_of_the_host_takes_that_of_its_container() {
+        let [first, own] = BOOT;
+        let files = Written(BTreeMap::from([(first, "container\n"), (own, "host\n")]));
+        assert_eq!(Machine::read(&files).boot, "container");
     }
 }
