@@ -27,11 +27,30 @@ pub struct Container {
 impl Container {
     /// Boots a copy of the root with the tested program in it.
     pub fn start(t: &Context, release: DebianRelease) -> Result<Self> {
+        Self::start_with(t, release, install)
+    }
+
+    /// Boots a copy of the root that `prepare` has changed.
+    pub fn start_with(
+        t: &Context,
+        release: DebianRelease,
+        prepare: impl FnOnce(&Context, &Path) -> Result<()>,
+    ) -> Result<Self> {
         let root = t.folder().join("root");
         unpack_debian(t, release, &root)?;
-        install(t, &root)?;
+        prepare(t, &root)?;
+        Self::boot(t, root)
+    }
+
+    /// Restarts systemd and all services: `/run` is empty, and the boot ID is another one.
+    pub fn reboot(mut self, t: &Context) -> Result<Self> {
+        self.end("reboot")?;
+        Self::boot(t, std::mem::take(&mut self.root))
+    }
+
+    fn boot(t: &Context, root: PathBuf) -> Result<Self> {
         // The name must be unique among parallel tests.
-        let name = format!("pagelift-{}-{}", std::process::id(), release.codename());
+        let name = format!("{}-{}", t.name().replace('_', "-"), std::process::id());
         let mut command = Command::new("systemd-nspawn");
         command.args(["--quiet", "--boot", "--register=no", "--keep-unit", "--private-network", "--console=pipe"]);
         // Filters of nspawn itself would hide those of the units.
@@ -125,6 +144,11 @@ impl Container {
         Ok(paths)
     }
 
+    /// The container's first process, as this machine numbers it.
+    pub fn leader(&self) -> i32 {
+        self.leader
+    }
+
     /// Bytes of executable mappings that the kernel backs by huge pages.
     pub fn huge_code(&self, pid: i32) -> Result<u64> {
         Ok(self.huge_mappings(pid)?.iter().map(|(_, bytes)| bytes).sum())
@@ -158,8 +182,13 @@ impl Container {
 
     /// Powers the container off.
     pub fn stop(&self) -> Result<()> {
+        self.end("poweroff")
+    }
+
+    /// Ends all processes by `systemctl poweroff` or `reboot`. nspawn then ends too, since it has no unit of its own.
+    fn end(&self, how: &str) -> Result<()> {
         // The connection is lost before the command ends.
-        let _ = self.command(&["systemctl", "--no-block", "poweroff"]).output();
+        let _ = self.command(&["systemctl", "--no-block", how]).output();
         let mut child = self.nspawn.take().context("it was stopped before")?;
         let mut ended = false;
         poll_until(BOOT, "the container's end", || {
@@ -183,8 +212,10 @@ impl Drop for Container {
             }
             kill(&mut child);
         }
-        // A root of half a gigabyte is not kept as an artefact.
-        let _ = fs::remove_dir_all(&self.root);
+        // A root of half a gigabyte is not kept as an artefact. After a reboot the next container has it.
+        if !self.root.as_os_str().is_empty() {
+            let _ = fs::remove_dir_all(&self.root);
+        }
     }
 }
 
@@ -202,6 +233,13 @@ fn child_of(pid: i32) -> Option<i32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
+/// Adds the command that [`Container::upgrade`] runs.
+pub fn add_repack(root: &Path) -> Result<()> {
+    let repack = root.join("usr/bin/repack");
+    fs::copy(tests_folder().join("services/repack.sh"), &repack)?;
+    Ok(fs::set_permissions(repack, fs::Permissions::from_mode(0o755))?)
+}
+
 /// Installs the tested program, the library and the small units in the root.
 fn install(t: &Context, root: &Path) -> Result<()> {
     let bin = root.join("usr/bin");
@@ -210,9 +248,7 @@ fn install(t: &Context, root: &Path) -> Result<()> {
     let heap = pagelift_binary()?.with_file_name("libpagelift_heap.so");
     fs::create_dir_all(root.join("usr/libexec/pagelift"))?;
     fs::copy(heap, root.join("usr/libexec/pagelift/libpagelift_heap.so"))?;
-    let repack = root.join("usr/bin/repack");
-    fs::copy(tests_folder().join("services/repack.sh"), &repack)?;
-    fs::set_permissions(repack, fs::Permissions::from_mode(0o755))?;
+    add_repack(root)?;
     for (name, source) in [
         ("hardened", "services/hardened.c"),
         ("prints-words", "services/prints_words.c"),

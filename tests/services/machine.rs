@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use test_support::{
-    Context, DebianRelease, Initramfs, Need, VirtualMachine, check_results, modules_in_order, pack_for_emulation,
+    Context, DebianRelease, Initramfs, Need, VirtualMachine, check_results, modules_in_order, pack_uncompressed,
     packed_needs, program_source, target_folder, tests_folder, unpack_debian,
 };
 
@@ -73,6 +73,7 @@ pub fn reboots(t: &Context) -> Result<()> {
     let result = (1..).zip(BOOTS).try_for_each(|(boot, least)| {
         let output = t.run_within(machine.command(), LIMIT)?;
         let console = output.stdout.replace('\r', "");
+        fs::write(format!("/tmp/B-console.{boot}"), &console)?; // TEMP
         let checks = check_results(&console, least).with_context(|| format!("boot {boot}: {}", output.stderr))?;
         t.note(format!("boot {boot}: {checks} checks in {:?}\n{console}", output.took));
         Ok(())
@@ -118,7 +119,7 @@ fn fill(t: &Context, root: &Path) -> Result<()> {
     let (checks, units) = (root.join("checks"), root.join("etc/systemd/system"));
     fs::create_dir_all(&checks)?;
     for (revision, folder) in [("1", "packages"), ("2", "later-packages")] {
-        pack_for_emulation(t, revision, &checks.join(folder))?;
+        pack_uncompressed(t, revision, &checks.join(folder))?;
     }
     let here = tests_folder().join("services/machine");
     fs::copy(here.join("boots.sh"), checks.join("boots.sh"))?;

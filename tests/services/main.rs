@@ -1,6 +1,7 @@
 //! Services of a real systemd: a Debian in a container that `systemd-nspawn --boot` runs, with redis, MariaDB, PostgreSQL,
 //! node and a unit whose sandbox refuses nearly everything.
 
+mod agent;
 mod changes;
 mod clients;
 mod container;
@@ -21,8 +22,10 @@ fn main() -> ExitCode {
     needs.extend(["systemd-nspawn", "mmdebstrap", "nsenter", "gcc"].map(|name| Need::Command(name.into())));
     let library = target_folder().join("library/libpagelift.so");
     needs.push(Need::File(library.to_string_lossy().into_owned()));
+    let of_agent: Vec<Need> = needs.iter().cloned().chain(agent::needs()).collect();
     main_of(vec![
         test_case("services_of_a_real_systemd", needs.clone(), services),
+        test_case("an_agent_of_a_package", of_agent, agent::of_a_package),
         test_case("services_of_the_next_release", needs, services_of_the_next_release),
     ])
 }

@@ -39,7 +39,7 @@ pub use image_store::{
 pub use mariadb::{MariadbServer, sysbench_count};
 pub use need::{Need, command_exists, is_root, meminfo};
 pub use outcomes::{Outcome, Outcomes};
-pub use packages::{PackageKind, files_of, pack, pack_for_emulation, packed_needs, packer, remove_packages};
+pub use packages::{PackageKind, files_of, pack, pack_uncompressed, packed_needs, packer, remove_packages};
 pub use pool::{PoolReservation, available_pages, default_huge_page, pool_file};
 pub use process::{Ending, Output, Session, exchange_text, poll_until};
 pub use program::{Program, program_files, program_source, shared_folder};

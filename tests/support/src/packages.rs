@@ -37,7 +37,6 @@ pub fn packed_needs() -> [Need; 3] {
 
 /// Compression of a package, in the words of `packaging/common`: low, because the linters require some.
 const LITTLE: &str = "1";
-/// For an emulated CPU, which takes ten times as long to unpack it.
 const UNCOMPRESSED: &str = "none";
 
 /// Returns the folder of the packages, with low compression. They are made once for all tests of a binary, which calls
@@ -58,11 +57,11 @@ pub fn pack(t: &Context, kind: PackageKind, revision: &str) -> Result<PathBuf> {
     Ok(output)
 }
 
-/// Makes Debian packages without compression in `output`, for an emulated machine.
+/// Makes Debian packages without compression in `output`: an emulated CPU takes ten times as long to unpack others.
 ///
 /// # Errors
 /// They cannot be made.
-pub fn pack_for_emulation(t: &Context, revision: &str, output: &Path) -> Result<()> {
+pub fn pack_uncompressed(t: &Context, revision: &str, output: &Path) -> Result<()> {
     let mut make = packer(&workspace(), PackageKind::Deb, revision, output)?;
     make.env("COMPRESSION", UNCOMPRESSED);
     t.run(make)?.success()?;
