@@ -5,7 +5,9 @@ use crate::remote::arch::numbers;
 use crate::remote::calls::{self, IMAGE, PRIVATE_FILE, failed, is_ours, mmap_flags, not_made};
 use crate::remote::injection::{OpenFile, arguments_to_open};
 use crate::remote::originals::{Original, PROBED, code_of, expect_no_probe};
-use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet};
+use address_space::{
+    Address, AddressRange, AddressSpace, LoadedObject, Mapping, MappingName, PageSize, Protection, RangeSet,
+};
 use lift_execution::{Backing, CallError, Executor, FileMapping};
 use lift_plan::Placement;
 use linux::constants;
@@ -176,7 +178,7 @@ impl<'a, 's> ProcessExecutor<'a, 's> {
                 let copy = to + (part.start() - from.start());
                 match Original::of(self.pid(), mapping) {
                     Some(original) => expect_no_probe(&original, self.injector.memory(), part, copy)?,
-                    None if mapping.inode == 0 => {}
+                    None if !matches!(mapping.name, MappingName::File { .. }) => {}
                     None => {
                         let changed = pagemap.changed(part).map_err(|error| failed("reading the pagemap", &error))?;
                         if !changed.is_empty() {

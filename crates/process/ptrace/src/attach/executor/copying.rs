@@ -3,7 +3,7 @@
 use super::LiveExecutor;
 use crate::remote::calls::failed;
 use crate::remote::originals::{Original, PROBED, expect_no_probe};
-use address_space::{Address, AddressRange, Mapping, RangeSet};
+use address_space::{Address, AddressRange, Mapping, MappingName, RangeSet};
 use lift_execution::CallError;
 
 /// Maximum number of bytes that are copied at a time.
@@ -69,7 +69,7 @@ impl LiveExecutor {
     /// Without the file, written code cannot be distinguished from a breakpoint.
     fn expect_unwritten_code(&self, mapping: &Mapping, part: AddressRange) -> Result<(), CallError> {
         let code: Vec<AddressRange> = self.code.within(part).collect();
-        if mapping.inode == 0 || code.is_empty() {
+        if !matches!(mapping.name, MappingName::File { .. }) || code.is_empty() {
             return Ok(());
         }
         let changed = self.pagemap.changed(part).map_err(|error| failed("reading the pagemap", &error))?;
