@@ -185,7 +185,7 @@ impl Container {
         self.end("poweroff")
     }
 
-    /// Ends all processes by `systemctl poweroff` or `reboot`. nspawn then ends too, since it has no unit of its own.
+    /// Ends all processes by `systemctl poweroff` or `reboot`. nspawn is part of no unit, and ends then as well.
     fn end(&self, how: &str) -> Result<()> {
         // The connection is lost before the command ends.
         let _ = self.command(&["systemctl", "--no-block", how]).output();

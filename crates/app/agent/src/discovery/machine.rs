@@ -4,7 +4,7 @@ use crate::decision::{CgroupRoom, Conditions};
 use machine_facts::{Cgroups, Controller, Files, MemoryFiles, NO_LIMIT, meminfo_bytes};
 
 const MEMINFO: &str = "/proc/meminfo";
-/// The boot as PID 1 sees it, then as this process does. In a container of systemd-nspawn, which has a boot ID of its own,
+/// The boot ID that PID 1 sees, then the one that this process sees. systemd-nspawn gives each container a separate boot ID, but
 /// a unit whose sandbox mounts /proc again sees the host's.
 const BOOT: [&str; 2] = ["/proc/1/root/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/random/boot_id"];
 

@@ -64,7 +64,8 @@ impl StoreMount {
         self.mounted_size().or_else(at_boot)
     }
 
-    /// Applies `read` to the options of this directory's mount unit, or else to those of its line in an fstab(5).
+    /// Applies `read` to the options in this directory's mount unit. If it finds nothing there, applies it to the options in the
+    /// directory's line of an fstab(5).
     fn at_boot<T>(&self, folder: &Path, fstab: &Path, read: impl Fn(&str) -> Option<T>) -> Option<T> {
         let unit = text_of(&folder.join(self.systemd_unit().0)).unwrap_or_default();
         let options = unit.lines().find_map(|line| line.strip_prefix("Options="));
