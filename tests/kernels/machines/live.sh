@@ -39,8 +39,8 @@ unlift() {
 # Before Linux 5.16 pool pages cannot be moved, so none get into a running program. Before 5.13 a computing thread may
 # be in a restartable sequence without a sign, so it cannot be borrowed if the C library registers one.
 case $(uname -r) in
-    5.10.*) sources="thp" shows_sequences=false ;;
-    *) sources="thp hugetlb" shows_sequences=true ;;
+    5.10.*) sources="thp" lifts=2 shows_sequences=false ;;
+    *) sources="thp hugetlb" lifts=1 shows_sequences=true ;;
 esac
 
 # not_lifted REASON PAGES: attach prints this reason, and lifts nothing.
@@ -57,23 +57,24 @@ not_lifted() {
 
 seconds() { awk '{ print int($1) }' /proc/uptime; }
 
-# rounds N NAME: lifts the program to each source and restores it, N times. $rounds_took is the time in seconds.
-rounds_took=0
-rounds() {
+# twice NAME: lifts the program to each source and restores it, $lifts times. $twice_took is the time in seconds.
+twice_took=0
+twice() {
     round=0 again=0 begun=$(seconds)
-    while [ $round -lt $1 ]; do
+    while [ $round -lt $lifts ]; do
         for source in $sources; do
             lift $source && way $source && unlift || break 2
         done
         round=$((round + 1))
     done
-    rounds_took=$(($(seconds) - begun))
-    [ $round = $1 ] && ok "$2: $round rounds, told again $again times; $(tr '\n' ' ' </tmp/err)"
+    twice_took=$(($(seconds) - begun))
+    [ $round = $lifts ] && ok "$1: lifted from $sources, told again $again times; $(tr '\n' ' ' </tmp/err)"
 }
 
-# at_least SECONDS: so long, or four times as long as the last rounds took: the host may be slow, or busy with other machines.
+# at_least SECONDS: so long, or eight times as long as the last two lifts took: the host may be slow, or busy with other
+# machines.
 at_least() {
-    if [ $((4 * rounds_took)) -gt $1 ]; then echo $((4 * rounds_took)); else echo $1; fi
+    if [ $((8 * twice_took)) -gt $1 ]; then echo $((8 * twice_took)); else echo $1; fi
 }
 
 # signalled N CALL: each of N signals that arrive while the only thread is held ends its call. Before the call, a
@@ -156,11 +157,11 @@ esac
 unharmed="[0-4] faults"
 feature "attach and detach"
 start sleeps_in_many_calls
-rounds 2 "threads in many calls"
+twice "threads in many calls"
 finish "threads in many calls" "$unharmed"
 
 start is_woken_by_signals
-rounds 2 "threads that signals wake"
+twice "threads that signals wake"
 # It ends only if no signal was lost. A thread that is always awake can see an EINTR caused by the lift, see README.md.
 finish "threads that signals wake" "* faults"
 
@@ -175,20 +176,20 @@ if [ $(uname -m) = x86_64 ]; then
 fi
 
 start waits_beside_children
-rounds 2 "threads beside children"
+twice "threads beside children"
 finish "threads beside children" "[0-2] faults"
 
 start waits_once $(at_least 30)
-rounds 2 "one thread that sleeps"
+twice "one thread that sleeps"
 finish "one thread that sleeps" "all right, woken in time"
 
 start waits_once input
-rounds 2 "one thread that waits for events"
+twice "one thread that waits for events"
 finish "one thread that waits for events" "all right, woken in time"
 
 start has_a_kernel_worker
 if $shows_sequences; then
-    rounds 2 "a thread that computes"
+    twice "a thread that computes"
 else
     not_lifted "restartable sequence" thp
 fi
