@@ -1,7 +1,7 @@
 //! All decisions about one process at one moment.
 
 use super::chance::excluded;
-use super::facts::{Conditions, Identity, Program, Standing, Usage};
+use super::facts::{Conditions, ExecutedFile, Identity, Program, Standing, Usage};
 use super::interlocks::{of_hours, of_machine, of_process};
 use super::progress::{Event, Unsettled, cost_of, unsettled};
 use super::refusal::{Reason, Refusal};
@@ -16,6 +16,8 @@ use options::Kind;
 pub struct Subject<'a> {
     /// Which.
     pub identity: Identity,
+    /// The file that it executes, if it can be identified.
+    pub file: Option<ExecutedFile>,
     /// Its program.
     pub program: &'a Program,
     /// Its age and resources.
@@ -89,10 +91,11 @@ pub fn judge<'a>(configuration: &'a Configuration, subject: Subject<'_>, around:
         None => (None, None),
     };
     let by_chance = selection.rule.and_then(|rule| excluded(rule, around.machine, around.boot, identity));
+    let unidentified = order.as_ref().and_then(|_| unidentified(subject.file));
     let cost = cost_of(order.as_ref().map_or(0, |order| bytes_of(order, program, usage)));
     Judgement {
         selection,
-        excluded: own.or(refused).or(by_chance),
+        excluded: own.or(refused).or(by_chance).or(unidentified),
         unsettled: unsettled(usage, subject.resident_before, cost, settings),
         waits: own_waits
             .or_else(|| of_hours(settings, around.now))
@@ -102,6 +105,12 @@ pub fn judge<'a>(configuration: &'a Configuration, subject: Subject<'_>, around:
     }
 }
 
+/// Why a process is not lifted whose executable is unknown: another program could take its place unnoticed.
+fn unidentified(file: Option<ExecutedFile>) -> Option<Refusal> {
+    let text = "its executable cannot be identified: it is on FUSE or in another user namespace";
+    file.is_none().then(|| Refusal::new(Reason::Unidentified, text))
+}
+
 /// Bytes that a lift copies or collapses: an upper bound, known without reading the address space.
 fn bytes_of(order: &Order, program: &Program, usage: Usage) -> u64 {
     let is_read_only = |kind: Kind| matches!(kind, Kind::Text | Kind::Rodata);
@@ -109,6 +118,12 @@ fn bytes_of(order: &Order, program: &Program, usage: Usage) -> u64 {
     let takes_more =
         words.iter().any(|word| <Kind as options::Choice>::from_word(word).is_ok_and(|kind| !is_read_only(kind)));
     if takes_more { program.read_only.saturating_add(usage.resident) } else { program.read_only }
+}
+
+/// Bytes that a lift may make resident, for the budgets of memory. An estimate.
+pub fn adds_of(order: &Order, program: &Program, usage: Usage) -> u64 {
+    let most = program.read_only.max(usage.resident);
+    order.max_memory.unwrap_or(program.read_only).min(most)
 }
 
 /// A lift that does not fit into a budget of memory.
@@ -157,8 +172,8 @@ mod tests {
         day: u32,
     ) -> Judgement<'static> {
         let identity = Identity { pid: 7, start: 9 };
-        let subject =
-            Subject { identity, program, usage, resident_before: Some(100 << 20), standing: &Standing::default() };
+        let (file, standing) = (Some(ExecutedFile::default()), &Standing::default());
+        let subject = Subject { identity, file, program, usage, resident_before: Some(100 << 20), standing };
         let now = WeekTime { day, minute: 0 };
         let configuration = Box::leak(Box::new(configuration.clone()));
         judge(configuration, subject, Surroundings { machine: "m", boot: "b", now, conditions: Some(conditions) })
@@ -183,6 +198,24 @@ mod tests {
         assert!(!pressed.permits());
         let off = Program { environment: [(VARIABLE.to_owned(), "off".to_owned())].into(), ..server() };
         assert_eq!(judge(&off, usage(), &quiet(), 0).excluded.map(|refusal| refusal.reason), Some(Reason::OptedOut));
+    }
+
+    /// Another program could take its place unnoticed.
+    #[test]
+    fn an_executable_that_cannot_be_identified_excludes() {
+        let rules = configuration("");
+        let reason = |program: &Program, file| {
+            let identity = Identity { pid: 7, start: 9 };
+            let standing = &Standing::default();
+            let subject = Subject { identity, file, program, usage: usage(), resident_before: None, standing };
+            let now = WeekTime { day: 0, minute: 0 };
+            let around = Surroundings { machine: "m", boot: "b", now, conditions: None };
+            judge(&rules, subject, around).excluded.map(|refusal| refusal.reason)
+        };
+        assert_eq!(reason(&server(), None), Some(Reason::Unidentified));
+        assert_eq!(reason(&server(), Some(ExecutedFile::default())), None);
+        let other = Program { exe: "/bin/other".to_owned(), ..server() };
+        assert_eq!(reason(&other, None), None, "no rule is met");
     }
 
     #[test]

@@ -133,6 +133,11 @@ pub fn least_cpu(cost: Duration, settings: &Settings) -> Duration {
     cost.div_f64(settings.overhead.ratio())
 }
 
+/// True if no lift of a process with these resources would be cheap enough yet, whatever its program is.
+pub fn is_early(usage: Usage, settings: &Settings) -> bool {
+    usage.age < settings.settle || usage.cpu < least_cpu(cost_of(0), settings)
+}
+
 /// Why a process is not eligible at this scan; `before` is its resident size at the scan before.
 pub fn unsettled(usage: Usage, before: Option<u64>, cost: Duration, settings: &Settings) -> Option<Unsettled> {
     let needed = least_cpu(cost, settings);

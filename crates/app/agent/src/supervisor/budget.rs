@@ -1,5 +1,6 @@
 //! The agent's budget of CPU time: a bucket that fills at a fixed rate up to its depth.
 
+use crate::decision::{Reason, Refusal};
 use crate::rules::Share;
 use std::time::Duration;
 
@@ -18,6 +19,12 @@ impl CpuBudget {
     /// A full budget of this share of one core.
     pub fn new(share: Share) -> Self {
         Self { rate: share.ratio(), left: share.ratio() * DEPTH.as_secs_f64() }
+    }
+
+    /// A budget of this share of one core with this time left.
+    pub fn with(share: Share, left: Duration) -> Self {
+        let budget = Self::new(share);
+        Self { left: left.as_secs_f64().min(budget.depth()), ..budget }
     }
 
     /// Changes the share. The rest is kept, up to the new depth.
@@ -43,6 +50,13 @@ impl CpuBudget {
     /// True if there is room for this cost.
     pub fn permits(&self, cost: Duration) -> bool {
         self.left >= self.needed(cost).as_secs_f64()
+    }
+
+    /// Why there is no room for this cost.
+    pub fn refusal(&self, cost: Duration) -> Option<Refusal> {
+        let (left, needed) = (self.left().as_millis(), self.needed(cost).as_millis());
+        let text = || format!("{left} ms of the agent's CPU budget are left; needed: {needed} ms");
+        (!self.permits(cost)).then(|| Refusal::new(Reason::CpuBudget, text()))
     }
 
     /// True if a scan may begin: something is left, or the time since the last scan has paid for that scan. So a

@@ -3,7 +3,8 @@
 //! An entry is written before each lift and again after it, each time as a whole file that replaces the other by rename. After
 //! a crash, "before" without "after" marks a process that must be examined, and not lifted again.
 
-use crate::decision::{ExecutedFile, Identity, Program, Progress, Reason, Refusal};
+use crate::decision::{ExecutedFile, Identity, Program, Progress, Reason, Refusal, over_memory};
+use crate::rules::Settings;
 use crate::worker::{Answer, Share, SourceBytes};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -284,6 +285,20 @@ impl Ledger {
             Some(own) => *own = entry,
             None => self.lifts.push(entry),
         }
+    }
+
+    /// Bytes that lifts have made resident in all processes, and in the processes of this cgroup.
+    pub fn resident_of_lifts(&self, cgroup: &str) -> (u64, u64) {
+        let sum = |all: u64, entry: &Entry| all.saturating_add(entry.resident);
+        let of_cgroup = self.lifts.iter().filter(|entry| entry.cgroup == cgroup);
+        (self.lifts.iter().fold(0, sum), of_cgroup.fold(0, sum))
+    }
+
+    /// Why a lift in this cgroup that may make this number of bytes resident does not fit into the budgets of memory.
+    pub fn over_memory(&self, cgroup: &str, adds: u64, settings: &Settings) -> Option<Refusal> {
+        let (all, of_cgroup) = self.resident_of_lifts(cgroup);
+        over_memory(all, adds, settings.max_memory, "on this machine")
+            .or_else(|| over_memory(of_cgroup, adds, settings.max_memory_per_cgroup, "in its cgroup"))
     }
 
     /// Why this build in a file of this owner is not lifted any more in processes of this user.

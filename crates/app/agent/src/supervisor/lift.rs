@@ -1,31 +1,21 @@
 //! The turn of one process: the last checks, the worker, and the entries before and after.
 
 use super::action::Action;
+use super::checks::LastChecks;
 use super::ending::{Recent, WATCHED, crash, killed_by_lift};
 use super::examination::{Examined, examine};
 use super::ledger::{Block, Entry};
 use super::restore::warn;
-use super::round::week_time;
 use super::switch::Switch;
 use super::{Agent, Candidate, unix_time};
-use crate::decision::{
-    Course, Event, Program, Progress, Reason, Refusal, Standing, State, of_hours, of_machine, of_process, over_memory,
-};
-use crate::discovery::{Sample, Sampler, conditions, executed_file, scheduling_of};
+use crate::decision::{Course, Event, Progress, Reason, Refusal, State};
+use crate::discovery::{Sampler, executed_file};
 use crate::rules::{Mode, Settings};
 use crate::worker::{Answer, Request, Task};
 use linux::process_handle::ProcessHandle;
-use machine_facts::System;
 use options::Choice;
 use std::io;
 use std::time::{Duration, Instant};
-
-/// Why a process is not lifted whose first thread alone is scheduled as usual.
-fn real_time_thread(candidate: &Candidate) -> Option<Refusal> {
-    let Sample { identity, scheduling, .. } = candidate.sample;
-    let standing = Standing { scheduling: scheduling_of(identity.pid, scheduling), ..Standing::default() };
-    of_process(identity.pid, &Program::default(), &standing)
-}
 
 impl Agent<'_> {
     /// Lifts a process, or plans its lift in observe mode. Returns true if a worker was started.
@@ -48,7 +38,6 @@ impl Agent<'_> {
 
     /// Returns the reason against a lift of this process now, from facts that are read at the last moment.
     fn forbids(&self, candidate: &Candidate) -> Option<Refusal> {
-        let Settings { max_memory, max_memory_per_cgroup, .. } = self.configuration.settings;
         let acts = self.configuration.settings.mode == Mode::Act;
         let tracked = self.tracked.get(&candidate.sample.identity)?;
         let program = tracked.program.as_ref()?;
@@ -58,49 +47,24 @@ impl Agent<'_> {
                 format!("the kill switch {} is on", self.paths.switch.display()),
             ));
         }
-        if let Some(refusal) = self.unpaid(candidate).filter(|_| acts) {
-            return Some(refusal);
-        }
-        let settings = &self.configuration.settings;
-        let waits = of_hours(settings, week_time())
-            .or_else(|| of_machine(&conditions(&System, candidate.sample.identity.pid), settings));
-        if waits.is_some() {
-            return waits;
-        }
-        let adds = candidate
-            .order
-            .max_memory
-            .unwrap_or(program.read_only)
-            .min(program.read_only.max(candidate.sample.usage.resident));
-        let (all, of_cgroup) = self.resident_of_lifts(&program.cgroup);
-        over_memory(all, adds, max_memory, "on this machine")
-            .or_else(|| over_memory(of_cgroup, adds, max_memory_per_cgroup, "in its cgroup"))
-            .or_else(|| {
-                let left = self.budget.left();
-                let needed = self.budget.needed(candidate.cost);
-                let text = format!(
-                    "{} ms of the agent's CPU budget are left; needed: {} ms",
-                    left.as_millis(),
-                    needed.as_millis()
-                );
-                (!self.budget.permits(candidate.cost)).then(|| Refusal::new(Reason::CpuBudget, text))
-            })
-            // Last, since it reads each thread.
-            .or_else(|| real_time_thread(candidate))
-    }
-
-    /// Bytes that lifts have made resident in all processes, and in the processes of this cgroup.
-    fn resident_of_lifts(&self, cgroup: &str) -> (u64, u64) {
-        let entries = || self.ledger.lifts.iter();
-        let of_cgroup = entries().filter(|entry| entry.cgroup == cgroup).map(|entry| entry.resident);
-        (entries().map(|entry| entry.resident).fold(0, u64::saturating_add), of_cgroup.fold(0, u64::saturating_add))
+        let checks = LastChecks {
+            settings: &self.configuration.settings,
+            ledger: &self.ledger,
+            budget: Some(&self.budget),
+            sample: candidate.sample,
+            program,
+            order: Some(&candidate.order),
+            cost: candidate.cost,
+            measurement: self.paid_for_measurement(candidate).filter(|_| acts),
+        };
+        checks.refusals().next()
     }
 
     /// Most bytes that a lift may make resident by its rule and by both budgets of memory.
     fn most_of(&self, candidate: &Candidate) -> Option<u64> {
         let tracked = self.tracked.get(&candidate.sample.identity);
         let cgroup = tracked.and_then(|tracked| tracked.program.as_ref()).map_or("", |program| &program.cgroup);
-        let (all, of_cgroup) = self.resident_of_lifts(cgroup);
+        let (all, of_cgroup) = self.ledger.resident_of_lifts(cgroup);
         let Settings { max_memory, max_memory_per_cgroup, .. } = self.configuration.settings;
         let left = |most: Option<u64>, used: u64| most.map(|most| most.saturating_sub(used));
         let limits = [candidate.order.max_memory, left(max_memory, all), left(max_memory_per_cgroup, of_cgroup)];

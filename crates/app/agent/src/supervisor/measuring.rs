@@ -12,7 +12,7 @@ use super::switch::Switch;
 use super::{Agent, Candidate, unix_time};
 use crate::decision::{
     Course, Event, Identity, Pending, Progress, Reason, Refusal, State, cost_of_measurement, course,
-    least_cpu_to_measure, most_of_measurement, of_hours, of_machine, unpaid,
+    least_cpu_to_measure, most_of_measurement, of_hours, of_machine,
 };
 use crate::discovery::{Sampler, conditions, executed_file, forks};
 use crate::verdicts::{Key, Measurement, Standing, decision_text, gain_text};
@@ -101,8 +101,8 @@ impl Agent<'_> {
         course(pending, &known, &self.machine.id, &self.machine.boot)
     }
 
-    /// Why a process that has to be measured waits for that.
-    pub(super) fn unpaid(&self, candidate: &Candidate) -> Option<Refusal> {
+    /// For a process that has to be measured: the CPU time that all processes of its build have used, and the time needed.
+    pub(super) fn paid_for_measurement(&self, candidate: &Candidate) -> Option<(Duration, Duration)> {
         if self.course_of(candidate) != Course::Measure {
             return None;
         }
@@ -112,7 +112,7 @@ impl Agent<'_> {
             tracked.program.as_ref().is_some_and(|other| (&other.build, other.owner) == (&program.build, program.owner))
         });
         let used = of_build.map(|tracked| tracked.used).fold(Duration::ZERO, Duration::saturating_add);
-        unpaid(used, least_cpu_to_measure(self.estimate(candidate), &known, &self.configuration.settings))
+        Some((used, least_cpu_to_measure(self.estimate(candidate), &known, &self.configuration.settings)))
     }
 
     /// CPU time of the measurement of a candidate.

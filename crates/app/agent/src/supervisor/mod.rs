@@ -5,6 +5,7 @@
 
 mod action;
 mod budget;
+mod checks;
 mod ending;
 mod examination;
 mod exported;
@@ -27,6 +28,7 @@ mod waiting;
 
 pub use action::{Action, Named};
 pub use budget::CpuBudget;
+pub use checks::LastChecks;
 pub use exporter::MetricsPlaces;
 pub use ledger::{Block, Counts, Entry, Ledger};
 use restore::Retries;

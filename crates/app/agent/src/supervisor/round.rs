@@ -3,8 +3,7 @@
 use super::action::{Action, Named};
 use super::{Agent, Candidate, Tracked};
 use crate::decision::{
-    Course, Event, Identity, Judgement, Pending, Reason, Refusal, State, Subject, Surroundings, cost_of, course, judge,
-    least_cpu,
+    Course, Event, Identity, Judgement, Pending, Reason, Refusal, State, Subject, Surroundings, course, is_early, judge,
 };
 use crate::discovery::{Sample, Sampler, executed_file, processes, program_of, standing_of};
 use crate::rules::WeekTime;
@@ -125,10 +124,7 @@ impl Agent<'_> {
             return Ok(None);
         }
         let settings = &self.configuration.settings;
-        let is_early = sample.usage.age < settings.settle
-            || sample.usage.cpu < least_cpu(cost_of(0), settings)
-            || self.configuration.rules.is_empty();
-        if is_early {
+        if is_early(sample.usage, settings) || self.configuration.rules.is_empty() {
             return Ok(None);
         }
         if tracked.program.is_none() {
@@ -152,6 +148,7 @@ impl Agent<'_> {
         let standing = standing_of(identity.pid, &self.own_line, sample.scheduling, sample.is_kernel_thread);
         let subject = Subject {
             identity,
+            file: tracked.file,
             program,
             usage: sample.usage,
             resident_before: tracked.resident.before(self.configuration.settings.scan),
@@ -160,10 +157,6 @@ impl Agent<'_> {
         let around =
             Surroundings { machine: &self.machine.id, boot: &self.machine.boot, now: week_time(), conditions: None };
         let mut judgement = judge(&self.configuration, subject, around);
-        if tracked.file.is_none() && judgement.order.is_some() {
-            let text = "its executable cannot be identified: it is on FUSE or in another user namespace";
-            judgement.excluded = judgement.excluded.or_else(|| Some(Refusal::new(Reason::Unidentified, text)));
-        }
         if judgement.excluded.is_none()
             && let Some(order) = &judgement.order
         {

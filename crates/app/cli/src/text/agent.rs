@@ -231,12 +231,8 @@ fn verdict(explanation: &Explanation<'_>) -> String {
         Some(refusal) => format!("not lifted now: {refusal}"),
         None => {
             let is_measured = explanation.verdict.as_ref().is_some_and(|verdict| verdict.course == Course::Measure);
-            let (what, also) = if is_measured {
-                ("measured, and lifted if that pays,", "its build has used enough CPU time, ")
-            } else {
-                ("lifted", "")
-            };
-            format!("{what} as soon as two scans find it so, {also}the CPU budget permits, and mode is act")
+            let what = if is_measured { "measured, and lifted if that pays," } else { "lifted" };
+            format!("{what} as soon as two scans find it so, the CPU budget permits, and mode is act")
         }
     }
 }
