@@ -154,7 +154,7 @@ fn budget_of(state: &Path, sampler: &Sampler, settings: &Settings) -> Option<Cpu
     now.map(|_| CpuBudget::with(settings.cpu, Duration::from_millis(status.budget_milliseconds)))
 }
 
-/// CPU time of all processes of a build, of those that an agent reads.
+/// CPU time of the processes of a build that an agent reads.
 fn used_by_build(program: &Program, sampler: &Sampler, settings: &Settings) -> Duration {
     let samples = processes().unwrap_or_default().into_iter().filter_map(|pid| sampler.sample(pid));
     let read = samples.filter(|sample| !sample.is_kernel_thread && !is_early(sample.usage, settings));

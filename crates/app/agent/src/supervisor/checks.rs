@@ -25,7 +25,8 @@ pub struct LastChecks<'a> {
     pub order: Option<&'a Order>,
     /// Estimated cost of the lift in CPU time.
     pub cost: Duration,
-    /// For a process that is measured first: the CPU time that all processes of its build have used, and the time needed.
+    /// CPU time that all processes of its build have used, and the time that a measurement needs. `None`: it is not measured
+    /// first.
     pub measurement: Option<(Duration, Duration)>,
 }
 

@@ -80,6 +80,9 @@ pub struct Entry {
     /// The part of both that no restore undoes.
     #[serde(default)]
     pub lasting: Share,
+    /// Number of processes that were forked from it and stayed lifted when it was restored.
+    #[serde(default)]
+    pub forks: u64,
     /// Longest pause in microseconds.
     pub pause_microseconds: u64,
     /// Seconds since 1970 of the last change.
@@ -117,6 +120,7 @@ impl Entry {
             lost: 0,
             resident: 0,
             lasting: Share::default(),
+            forks: 0,
             pause_microseconds: 0,
             changed,
             refusal: None,
@@ -367,6 +371,7 @@ pub(super) mod tests {
             lost: 0,
             resident: 0,
             lasting: Share::default(),
+            forks: 0,
             pause_microseconds: 0,
             changed: 1,
             refusal: None,

@@ -83,6 +83,8 @@ impl Agent<'_> {
             state: self.paths.state.clone(),
             supervisor: self.own,
             beside: false,
+            fork_seconds: 0,
+            tried: Vec::new(),
         }
     }
 

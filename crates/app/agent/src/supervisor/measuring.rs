@@ -101,7 +101,8 @@ impl Agent<'_> {
         course(pending, &known, &self.machine.id, &self.machine.boot)
     }
 
-    /// For a process that has to be measured: the CPU time that all processes of its build have used, and the time needed.
+    /// CPU time that all processes of a candidate's build have used, and the time that a measurement needs. `None`: it is not
+    /// measured first.
     pub(super) fn paid_for_measurement(&self, candidate: &Candidate) -> Option<(Duration, Duration)> {
         if self.course_of(candidate) != Course::Measure {
             return None;

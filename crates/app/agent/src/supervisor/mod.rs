@@ -15,6 +15,7 @@ mod ledger;
 mod lift;
 mod lost;
 mod measuring;
+mod pass;
 mod restore;
 mod round;
 mod spawn;
@@ -24,6 +25,7 @@ mod stuck_workers;
 mod switch;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod waiting;
 
 pub use action::{Action, Named};

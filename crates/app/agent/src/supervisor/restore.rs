@@ -2,6 +2,7 @@
 
 use super::action::{Action, Named};
 use super::ledger::{Entry, Ledger};
+use super::pass::{FORK_TURN, Means, answer_of, restore_in_turns, restored_with};
 use super::spawn::{Patience, Worker};
 use super::{Agent, unix_time};
 use crate::decision::{Event, Identity, Reason, Refusal, State};
@@ -11,6 +12,7 @@ use crate::worker::{Answer, LONGEST_WAIT, Request, Share, Task, has_no_worker};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 impl Entry {
     /// The entry's names for messages.
@@ -24,17 +26,21 @@ impl Entry {
         Request {
             task,
             identity: self.identity,
-            file: (task == Task::Restore).then_some(self.file),
+            file: task.restores().then_some(self.file),
             kinds: self.kinds.clone(),
             pages: "auto".to_owned(),
             max_memory: None,
             state: state.to_owned(),
             supervisor,
             beside: false,
+            fork_seconds: LONGEST_FORKS.as_secs(),
+            tried: Vec::new(),
         }
     }
 }
 
+/// Time for all forks of a process whose entry does not last until a later turn.
+const LONGEST_FORKS: Duration = Duration::from_secs(120);
 /// After a restore that failed, 2, 4, 8 … scans pass before the next try, this often doubled at most.
 const LONGEST_DOUBLING: u32 = 6;
 
@@ -60,6 +66,10 @@ impl Retries {
         self.0.get(&identity).is_some_and(|(_, wait)| *wait > 0)
     }
 
+    fn has_failed(&self, identity: Identity) -> bool {
+        self.0.contains_key(&identity)
+    }
+
     pub(super) fn waiting(&self) -> BTreeSet<Identity> {
         self.0.keys().copied().filter(|identity| self.waits(*identity)).collect()
     }
@@ -78,6 +88,34 @@ impl Entry {
     }
 }
 
+impl Means for Agent<'_> {
+    fn ledger(&mut self) -> &mut Ledger {
+        &mut self.ledger
+    }
+
+    fn save(&mut self) -> io::Result<()> {
+        self.ledger.save(&self.paths.state)
+    }
+
+    fn request(&self, entry: &Entry, task: Task) -> Request {
+        entry.request(task, &self.paths.state, self.own)
+    }
+
+    fn perform(&mut self, request: &Request) -> Result<Answer, String> {
+        let answer = Agent::perform(self, request)?;
+        self.account(&answer);
+        Ok(answer)
+    }
+
+    fn has_failed(&self, process: Identity) -> bool {
+        self.not_restored.has_failed(process)
+    }
+
+    fn report(&mut self, action: &Action) {
+        (self.report)(action);
+    }
+}
+
 impl Agent<'_> {
     /// Undoes one lift that is to be undone. A worker would wait for the lock of the measurement that runs.
     pub(super) fn undo_due(&mut self) -> io::Result<()> {
@@ -85,27 +123,66 @@ impl Agent<'_> {
         if self.measuring.is_some() && !self.has_stuck_measurement() {
             return Ok(());
         }
-        let is_due = |entry: &&Entry| entry.is_to_be_undone() && !self.not_restored.waits(entry.identity);
+        let is_due =
+            |entry: &&Entry| (entry.is_to_be_undone() || entry.forks > 0) && !self.not_restored.waits(entry.identity);
         let Some(entry) = self.ledger.lifts.iter().find(is_due).cloned() else { return Ok(()) };
+        if entry.forks > 0 {
+            return self.undo_forks(&entry);
+        }
         let why = entry.refusal.as_ref().map_or(String::new(), |refusal| refusal.text.clone());
         self.undo_now(entry, why)
+    }
+
+    /// Restores forks that an earlier restore has left lifted, or notes that they are to be tried again.
+    fn undo_forks(&mut self, entry: &Entry) -> io::Result<()> {
+        let identity = entry.identity;
+        let request = self.request_for_turn(entry, Task::RestoreForks);
+        let left = match answer_of(self.perform(&request)) {
+            Ok(answer) => {
+                self.note_restored(identity, &answer.forks);
+                answer.lifted_forks()
+            }
+            Err(_) => entry.forks,
+        };
+        self.note_lifted_forks(identity, left);
+        if let Some(entry) = self.ledger.entry(identity) {
+            entry.forks = left;
+        }
+        self.ledger.save(&self.paths.state)
+    }
+
+    fn request_for_turn(&self, entry: &Entry, task: Task) -> Request {
+        Request { fork_seconds: FORK_TURN.as_secs(), ..entry.request(task, &self.paths.state, self.own) }
+    }
+
+    /// Notes that forks of a process are plain.
+    fn note_restored(&mut self, process: Identity, forks: &[Identity]) {
+        for fork in restored_with(&mut self.ledger, process, forks) {
+            self.set(fork.identity, fork.progress);
+        }
+    }
+
+    /// Forks that are lifted are tried again later, and not at the next scan.
+    fn note_lifted_forks(&mut self, process: Identity, number: u64) {
+        if number > 0 {
+            self.not_restored.failed(process);
+        }
     }
 
     /// Undoes a lift, or notes that it is to be tried again.
     pub(super) fn undo_now(&mut self, entry: Entry, why: String) -> io::Result<()> {
         let named = entry.named();
-        let result = self.perform(&entry.request(Task::Restore, &self.paths.state, self.own));
-        match result.and_then(|answer| answer.refusal.clone().map_or(Ok(answer), Err)) {
+        let request = self.request_for_turn(&entry, Task::Restore);
+        match answer_of(self.perform(&request)) {
             Ok(answer) if answer.gone => self.forget(entry.identity),
             Ok(answer) => {
                 self.account(&answer);
                 let progress = entry.progress.after(Event::Undone);
                 self.set(entry.identity, progress);
                 self.ledger.counts.restored += 1;
-                for fork in restored_with(&mut self.ledger, entry.identity, &answer.forks) {
-                    self.set(fork.identity, fork.progress);
-                }
-                self.ledger.put(entry.restored(progress, unix_time()));
+                self.note_restored(entry.identity, &answer.forks);
+                self.note_lifted_forks(entry.identity, answer.lifted_forks());
+                self.ledger.put(Entry { forks: answer.lifted_forks(), ..entry.restored(progress, unix_time()) });
                 (self.report)(&Action::Restored { named: named.clone(), bytes: answer.covered, why });
                 warn(self.report, &answer, &named);
             }
@@ -126,14 +203,8 @@ impl Agent<'_> {
     /// Undoes all lifts. Those that cannot be undone are tried again.
     pub(super) fn undo_all(&mut self, why: &str) -> io::Result<()> {
         let waiting = self.not_restored.waiting();
-        for entry in perhaps_lifted(&self.ledger, &waiting) {
-            let identity = entry.identity;
-            let result = self.perform(&entry.request(Task::Restore, &self.paths.state, self.own));
-            if !note(&mut self.ledger, entry, result, self.report, why) {
-                self.not_restored.failed(identity);
-            }
-            self.ledger.save(&self.paths.state)?;
-        }
+        let failed = restore_in_turns(self, &waiting, why)?;
+        failed.into_iter().for_each(|process| self.not_restored.failed(process));
         for entry in &self.ledger.lifts {
             if let Some(tracked) = self.tracked.get_mut(&entry.identity) {
                 tracked.progress = entry.progress;
@@ -159,7 +230,43 @@ impl Agent<'_> {
     }
 }
 
-/// Undoes all lifts of the ledger. Returns the processes whose lift could not be undone.
+/// The means of a command without an agent.
+struct WithoutAgent<'a> {
+    ledger: &'a mut Ledger,
+    worker: &'a mut dyn Worker,
+    state: &'a Path,
+    report: &'a mut dyn FnMut(&Action),
+    supervisor: Identity,
+    beside: bool,
+}
+
+impl Means for WithoutAgent<'_> {
+    fn ledger(&mut self) -> &mut Ledger {
+        self.ledger
+    }
+
+    fn save(&mut self) -> io::Result<()> {
+        self.ledger.save(self.state)
+    }
+
+    fn request(&self, entry: &Entry, task: Task) -> Request {
+        Request { beside: self.beside, ..entry.request(task, self.state, self.supervisor) }
+    }
+
+    fn perform(&mut self, request: &Request) -> Result<Answer, String> {
+        self.worker.perform(request, &mut || Patience::Wait)
+    }
+
+    fn has_failed(&self, _: Identity) -> bool {
+        false
+    }
+
+    fn report(&mut self, action: &Action) {
+        (self.report)(action);
+    }
+}
+
+/// Undoes all lifts of the ledger. Returns the processes that stay lifted, themselves or their forks.
 ///
 /// # Errors
 /// The ledger cannot be written.
@@ -173,62 +280,8 @@ pub fn restore_all(
     let supervisor = own_identity()?;
     // The worker of the agent before may never end.
     let beside = !has_no_worker(state, LONGEST_WAIT).map_err(io::Error::other)?;
-    let mut failed = BTreeSet::new();
-    for entry in perhaps_lifted(ledger, &BTreeSet::new()) {
-        let identity = entry.identity;
-        let request = Request { beside, ..entry.request(Task::Restore, state, supervisor) };
-        let result = worker.perform(&request, &mut || Patience::Wait);
-        if !note(ledger, entry, result, report, why) {
-            failed.insert(identity);
-        }
-        ledger.save(state)?;
-    }
-    Ok(failed)
-}
-
-/// The entries of processes that may be lifted, but for those in `without`. A process that could not be examined is one.
-fn perhaps_lifted(ledger: &Ledger, without: &BTreeSet<Identity>) -> Vec<Entry> {
-    let may_be_lifted = |entry: &Entry| matches!(entry.progress.state, State::Kept | State::Lifting | State::Measuring);
-    let lifted = |entry: &&Entry| may_be_lifted(entry) && !without.contains(&entry.identity);
-    ledger.lifts.iter().filter(lifted).cloned().collect()
-}
-
-/// Writes the result of a restore to the ledger. False if the lift could not be undone.
-fn note(
-    ledger: &mut Ledger,
-    entry: Entry,
-    result: Result<Answer, String>,
-    report: &mut dyn FnMut(&Action),
-    why: &str,
-) -> bool {
-    let named = entry.named();
-    match result.and_then(|answer| answer.refusal.clone().map_or(Ok(answer), Err)) {
-        Ok(answer) if answer.gone => ledger.lifts.retain(|other| other.identity != entry.identity),
-        Ok(answer) => {
-            let progress = entry.progress.after(Event::Undone);
-            ledger.put(entry.restored(progress, unix_time()));
-            ledger.counts.restored += 1;
-            report(&Action::Restored { named: named.clone(), bytes: answer.covered, why: why.to_owned() });
-            warn(report, &answer, &named);
-        }
-        Err(error) => {
-            report(&Action::NotRestored { named, why: error });
-            return false;
-        }
-    }
-    true
-}
-
-/// Notes that processes that were forked from process `of` are plain, too. Returns their entries.
-pub(super) fn restored_with(ledger: &mut Ledger, of: Identity, forks: &[Identity]) -> Vec<Entry> {
-    let mut changed = Vec::new();
-    for entry in ledger.lifts.iter_mut().filter(|entry| entry.identity != of && forks.contains(&entry.identity)) {
-        if entry.progress.state == State::Kept {
-            *entry = entry.clone().restored(entry.progress.after(Event::Undone), unix_time());
-            changed.push(entry.clone());
-        }
-    }
-    changed
+    let mut means = WithoutAgent { ledger, worker, state, report, supervisor, beside };
+    restore_in_turns(&mut means, &BTreeSet::new(), why)
 }
 
 /// Notes that the measurement of process `of` has left processes plain that were forked from it, so that they get their turn
@@ -254,8 +307,8 @@ pub(super) fn warn(report: &mut dyn FnMut(&Action), answer: &Answer, named: &Nam
     }
 }
 
-/// Removes the entries of processes that have ended.
+/// Removes the entries of processes that have ended, but for those with lifted forks.
 pub fn forget_ended(ledger: &mut Ledger) {
     let Ok(sampler) = Sampler::now() else { return };
-    ledger.lifts.retain(|entry| sampler.lives(entry.identity));
+    ledger.lifts.retain(|entry| entry.forks > 0 || sampler.lives(entry.identity));
 }

@@ -55,9 +55,12 @@ impl Agent<'_> {
         let lives =
             |identity: Identity| seen.contains(&identity) || busy_with == Some(identity) || sampler.lives(identity);
         self.tracked.retain(|identity, _| lives(*identity));
-        self.not_restored.keep(lives);
+        let with_forks = self.ledger.lifts.iter().filter(|entry| entry.forks > 0).map(|entry| entry.identity);
+        let with_forks: BTreeSet<Identity> = with_forks.collect();
+        let is_kept = |identity: Identity| with_forks.contains(&identity) || lives(identity);
+        self.not_restored.keep(is_kept);
         let before = self.ledger.lifts.len();
-        self.ledger.lifts.retain(|entry| lives(entry.identity));
+        self.ledger.lifts.retain(|entry| is_kept(entry.identity));
         if self.ledger.lifts.len() != before {
             self.ledger.save(&self.paths.state)?;
         }

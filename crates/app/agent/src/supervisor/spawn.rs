@@ -286,6 +286,8 @@ mod tests {
             state: state.to_owned(),
             supervisor: Identity { pid: 1, start: 1 },
             beside: false,
+            fork_seconds: 0,
+            tried: Vec::new(),
         }
     }
 

@@ -43,7 +43,7 @@ impl Stuck {
     pub(super) fn forbid(&mut self, request: &Request) -> Option<String> {
         let stuck = self.now();
         let first = stuck.first()?;
-        let is_beside = matches!(request.task, Task::Restore | Task::Look)
+        let is_beside = request.task.may_be_beside()
             && stuck.len() < MOST
             && stuck.iter().all(|stuck| stuck.process != request.identity);
         (!is_beside).then(|| {

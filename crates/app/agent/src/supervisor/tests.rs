@@ -362,7 +362,7 @@ fn forks_that_were_restored_are_known_to_be_plain() {
         ledger.put(Entry { covered: 9, progress: kept, ..ledger::tests::entry(pid) });
     }
     let of = |pid| Identity { pid, start: 5 };
-    let changed = restore::restored_with(&mut ledger, of(1), &[of(1), of(2), of(7)]);
+    let changed = pass::restored_with(&mut ledger, of(1), &[of(1), of(2), of(7)]);
     assert_eq!(changed.iter().map(|entry| entry.identity.pid).collect::<Vec<_>>(), [2]);
     let states: Vec<State> = ledger.lifts.iter().map(|entry| entry.progress.state).collect();
     assert_eq!(states, [State::Kept, State::Restored, State::Kept]);
@@ -374,6 +374,38 @@ fn forks_that_were_restored_are_known_to_be_plain() {
     let left: Vec<_> =
         ledger.lifts.iter().map(|entry| (entry.identity.pid, entry.progress.state, entry.covered)).collect();
     assert_eq!(left, [(2, State::Restored, 0), (3, State::Eligible, 4)]);
+}
+
+/// They had no later turn, and none after the end of the process that has forked them.
+#[test]
+fn forks_that_stay_lifted_get_a_later_turn() {
+    let mut bench = Bench::new("");
+    bench.run(|_| lifted(9), |agent| agent.ledger.counts.lifts > 0);
+    fs::write(bench.paths().switch, "restore").unwrap();
+    let mut tries = 0;
+    let answers = move |request: &Request| {
+        let late = |late_forks| Ok(Answer { late_forks, ..Answer::default() });
+        if request.task == Task::Restore {
+            return late(2);
+        }
+        tries += 1;
+        if tries < 5 { late(1) } else { late(0) }
+    };
+    let (pid, switch) = (bench.pid(), bench.paths().switch);
+    let all_restored = move |agent: &mut Agent<'_>| {
+        if agent.ledger.counts.restored > 0 && switch.exists() {
+            fs::remove_file(&switch).unwrap();
+            kill(pid, Signal::SIGKILL).unwrap();
+        }
+        let first = agent.ledger.lifts.first();
+        agent.ledger.counts.restored > 0 && !has_forks(first)
+    };
+    let ledger = bench.run(answers, all_restored);
+    assert_eq!(bench.tasks().iter().filter(|task| **task == Task::RestoreForks).count(), 5, "{ledger:?}");
+}
+
+fn has_forks(entry: Option<&Entry>) -> bool {
+    entry.is_some_and(|entry| entry.forks > 0)
 }
 
 #[test]

@@ -39,7 +39,7 @@ impl Agent<'_> {
 
     /// Scans, if a scan is due, and reads the kill switch. Nothing is lifted or restored here.
     pub(super) fn meanwhile(&mut self, task: Task) -> Patience {
-        let is_ended = self.read_switch() == Switch::Restore && task != Task::Restore;
+        let is_ended = self.read_switch() == Switch::Restore && !task.restores();
         let is_due = |at: Instant| at.elapsed() >= self.configuration.settings.scan;
         if is_due(self.last_scan.begun) && is_due(self.last_scan.tried_beside) {
             self.scan_beside();

@@ -255,6 +255,13 @@ fn state(entry: &Entry) -> String {
         State::Restored if entry.refusal.as_ref().is_some_and(|refusal| refusal.reason == Reason::NoGain) => {
             format!("left plain{refusal}")
         }
+        State::Restored if entry.forks > 0 => {
+            let forks = match entry.forks {
+                1 => "1 process that was forked from it stays lifted".to_owned(),
+                number => format!("{number} processes that were forked from it stay lifted"),
+            };
+            format!("restored{refusal}; {forks}")
+        }
         State::Restored => format!("restored{refusal}; not lifted again"),
         State::Refused => {
             format!("refused {} of {} times{refusal}", entry.progress.refusals, agent::decision::MOST_REFUSALS)

@@ -1,7 +1,10 @@
 //! The short-lived process that plans, lifts or restores one program. Its crash is a refusal, and its memory is given back.
 
+mod forks;
+
 use crate::decision::{ExecutedFile, Identity, Program, of_process};
-use crate::discovery::{Sampler, executed_file, forks, scheduling_of, standing_of};
+use crate::discovery::{Sampler, executed_file, scheduling_of, standing_of};
+use forks::restore_forks;
 use lift_execution::RangeOutcome;
 use linux::lock_file::{LockError, LockFile, PassingLock};
 use linux::process_handle::ProcessHandle;
@@ -16,18 +19,12 @@ use session::status::status_of;
 use session::{LiftReport, SessionError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Name of the lock that a worker holds as long as it lives.
 const LOCK: &str = "worker.lock";
 /// Name of the lock of a worker that restores or reads while another one does not end.
 const LOCK_BESIDE: &str = "worker.beside.lock";
-/// Number of times that forks of a restored process are searched for.
-const MOST_GENERATIONS: usize = 8;
-/// Time for all forks of a process. A user can make forks that do not stop, and others wait for their restore.
-const LONGEST_FORKS: Duration = Duration::from_secs(120);
-/// Number of forks that stay lifted whose reason is reported.
-const MOST_REASONS: usize = 8;
 /// Time for which the worker of a killed agent is waited for.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
@@ -39,10 +36,24 @@ pub enum Task {
     Plan,
     /// Lift.
     Lift,
-    /// Undo a lift.
+    /// Undo a lift, also in processes that were forked from it.
     Restore,
+    /// Undo a lift in processes that were forked from a process, which may have ended.
+    RestoreForks,
     /// Find out whether anything is lifted.
     Look,
+}
+
+impl Task {
+    /// True if it undoes a lift.
+    pub const fn restores(self) -> bool {
+        matches!(self, Self::Restore | Self::RestoreForks)
+    }
+
+    /// True if it may be performed beside a worker that does not end.
+    pub const fn may_be_beside(self) -> bool {
+        self.restores() || matches!(self, Self::Look)
+    }
 }
 
 /// The request, which the supervisor writes to the worker's standard input.
@@ -65,9 +76,15 @@ pub struct Request {
     pub state: PathBuf,
     /// The process that waits for the answer. Nothing is done if it has ended: a later agent may have looked already.
     pub supervisor: Identity,
-    /// Another worker was killed and has not ended, and keeps its lock. Valid for [`Task::Restore`] and [`Task::Look`].
+    /// Another worker was killed and has not ended, and keeps its lock. Valid if [`Task::may_be_beside`].
     #[serde(default)]
     pub beside: bool,
+    /// Time for the processes that were forked from it, in seconds.
+    #[serde(default)]
+    pub fork_seconds: u64,
+    /// Forks that are not tried again.
+    #[serde(default)]
+    pub tried: Vec<Identity>,
 }
 
 /// Bytes on huge pages from one source.
@@ -112,6 +129,19 @@ pub struct Answer {
     /// Processes that were forked from it and were restored with it.
     #[serde(default)]
     pub forks: Vec<Identity>,
+    /// Processes that were forked from it and could not be restored.
+    #[serde(default)]
+    pub refused_forks: Vec<Identity>,
+    /// Number of processes that were forked from it and were not tried.
+    #[serde(default)]
+    pub late_forks: u64,
+}
+
+impl Answer {
+    /// Number of processes that were forked from it and stay lifted.
+    pub fn lifted_forks(&self) -> u64 {
+        self.late_forks.saturating_add(self.refused_forks.len() as u64)
+    }
 }
 
 /// A part of a lift, in bytes.
@@ -138,7 +168,7 @@ impl Share {
 pub fn perform(request: &Request) -> Answer {
     let refused = |why: String| Answer { refusal: Some(why), ..Answer::default() };
     // A worker of a killed agent may still be busy.
-    let is_beside = request.beside && matches!(request.task, Task::Restore | Task::Look);
+    let is_beside = request.beside && request.task.may_be_beside();
     let lock = if is_beside { LOCK_BESIDE } else { LOCK };
     let _lock = match lock_in(&request.state, lock, LONGEST_WAIT) {
         Ok(lock) => lock,
@@ -150,6 +180,9 @@ pub fn perform(request: &Request) -> Answer {
     };
     if !runs(request.supervisor) {
         return refused("the agent has ended".to_owned());
+    }
+    if request.task == Task::RestoreForks {
+        return restore_forks(Answer::default(), request);
     }
     let pid = request.identity.pid;
     let Some(handle) = ProcessHandle::open(pid).ok().filter(|_| runs(request.identity)) else {
@@ -174,7 +207,7 @@ pub fn perform(request: &Request) -> Answer {
     let answer = match request.task {
         Task::Plan => plan(pid, &policy),
         Task::Lift => Ok(lift(&process, &policy)),
-        Task::Restore => restore(&process, request),
+        Task::Restore | Task::RestoreForks => restore(&process, request),
         Task::Look => look(pid),
     };
     let answer = answer.unwrap_or_else(|error| refused(error.in_full()));
@@ -401,70 +434,7 @@ fn restore(process: &Selected<'_>, request: &Request) -> Result<Answer, SessionE
     let Some(detached) = detach(process)? else { return Ok(Answer { gone: true, ..Answer::default() }) };
     let pause = u64::try_from(detached.pause.longest.as_micros()).unwrap_or(u64::MAX);
     let answer = Answer { covered: detached.restored, pause_microseconds: pause, ..Answer::default() };
-    let find = || request.file.map_or(Vec::new(), |file| forks(request.identity, file));
-    let begun = Instant::now();
-    Ok(with_forks(answer, find, restore_fork, || begun.elapsed() < LONGEST_FORKS))
-}
-
-/// The answer with the forks that were restored, and a warning of the others. Each fork is tried once, as long as `has_time`.
-fn with_forks(
-    mut answer: Answer,
-    find: impl Fn() -> Vec<Identity>,
-    mut restore: impl FnMut(Identity) -> Result<u64, SessionError>,
-    has_time: impl Fn() -> bool,
-) -> Answer {
-    let (mut tried, mut refused, mut late) = (Vec::new(), Vec::new(), 0);
-    // A fork may fork before it is restored.
-    for _ in 0..MOST_GENERATIONS {
-        let new: Vec<Identity> = find().into_iter().filter(|fork| !tried.contains(fork)).collect();
-        if new.is_empty() {
-            break;
-        }
-        for &fork in &new {
-            if !has_time() {
-                late += 1;
-                continue;
-            }
-            match restore(fork) {
-                Ok(restored) => {
-                    answer.covered = answer.covered.saturating_add(restored);
-                    answer.forks.push(fork);
-                }
-                Err(error) => refused.push(format!("{}: {}", fork.pid, error.in_full())),
-            }
-        }
-        tried.extend(new);
-    }
-    let stay = |why: String| format!("processes that were forked from it stay lifted: {why}");
-    let reasons = reasons_in_short(refused, late);
-    answer.warning = (!reasons.is_empty()).then(|| stay(reasons));
-    answer
-}
-
-/// The first reasons, the number of further refused forks, and the number of forks that were not tried.
-fn reasons_in_short(mut refused: Vec<String>, late: usize) -> String {
-    let more = refused.len().saturating_sub(MOST_REASONS);
-    refused.truncate(MOST_REASONS);
-    if more > 0 {
-        refused.push(format!("… and {more} more"));
-    }
-    if late > 0 {
-        refused.push(format!("{late} not tried within {} s", LONGEST_FORKS.as_secs()));
-    }
-    refused.join("; ")
-}
-
-/// Restores one fork. Returns the bytes that are back on their files.
-fn restore_fork(fork: Identity) -> Result<u64, SessionError> {
-    let Ok(handle) = ProcessHandle::open(fork.pid) else { return Ok(0) };
-    if Sampler::now().ok().and_then(|sampler| sampler.sample(fork.pid)).map(|sample| sample.identity) != Some(fork) {
-        return Ok(0);
-    }
-    match detach(&Selected { handle: Some(&handle), ..Selected::by_number(fork.pid) }) {
-        Ok(detached) => Ok(detached.map_or(0, |detached| detached.restored)),
-        Err(_) if !handle.is_alive() => Ok(0),
-        Err(error) => Err(error),
-    }
+    Ok(restore_forks(answer, request))
 }
 
 fn look(pid: i32) -> Result<Answer, SessionError> {
@@ -479,7 +449,6 @@ fn huge_bytes_of(pid: i32) -> Result<u64, SessionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::Cell;
 
     const ALL: [Kind; 4] = [Kind::Text, Kind::Shared, Kind::Anon, Kind::Jit];
 
@@ -519,6 +488,8 @@ mod tests {
             state: PathBuf::new(),
             supervisor: own,
             beside: false,
+            fork_seconds: 0,
+            tried: Vec::new(),
         }
     }
 
@@ -530,36 +501,6 @@ mod tests {
         let changed = Request { file: other, ..chosen() };
         assert!(changed_since_decision(&changed).unwrap().contains("another program"));
         assert_eq!(changed_since_decision(&Request { task: Task::Restore, ..changed }), None);
-    }
-
-    #[test]
-    fn forks_that_cannot_be_restored_are_none_of_the_answer() {
-        let forks = [1, 2, 3].map(|pid| Identity { pid, start: 5 });
-        let mut tried = Vec::new();
-        let restore = |fork: Identity| {
-            tried.push(fork.pid);
-            if fork.pid == 2 { Err(SessionError::Refused("no".to_owned())) } else { Ok(4) }
-        };
-        let answer = with_forks(Answer { covered: 9, ..Answer::default() }, || forks.to_vec(), restore, || true);
-        assert_eq!((answer.covered, answer.forks), (17, vec![forks[0], forks[2]]));
-        assert_eq!(answer.warning.unwrap(), "processes that were forked from it stay lifted: 2: no");
-        assert_eq!(tried, [1, 2, 3]);
-    }
-
-    /// A user can make hundreds of forks that do not stop.
-    #[test]
-    fn forks_do_not_use_up_the_time_of_other_restores() {
-        let forks: Vec<Identity> = (1..=600).map(|pid| Identity { pid, start: 5 }).collect();
-        let tries = Cell::new(0);
-        let restore = |_| {
-            tries.set(tries.get() + 1);
-            Err(SessionError::Refused("no".to_owned()))
-        };
-        let answer = with_forks(Answer::default(), || forks.clone(), restore, || tries.get() < 20);
-        assert_eq!((tries.get(), answer.refusal), (20, None), "the process itself is restored");
-        let warning = answer.warning.unwrap();
-        assert!(warning.contains("8: no; … and 12 more; 580 not tried within 120 s"), "{warning}");
-        assert!(warning.len() < 1000, "{}", warning.len());
     }
 
     #[test]
