@@ -87,6 +87,8 @@ reasons! {
     CpuBudget "cpu-budget" false,
     /// A budget of memory.
     MemoryBudget "memory-budget" false,
+    /// The agent has as many lifted processes as it can record.
+    TooManyLifted "too-many-lifted" false,
     /// The processes of its build have used too little CPU time for a measurement.
     MeasurementUnpaid "measurement-unpaid" false,
     /// The measurement failed or took too long.

@@ -34,13 +34,24 @@ impl LastChecks<'_> {
     /// The reasons against a lift at this moment, each read when it is asked for.
     pub fn refusals(&self) -> impl Iterator<Item = Refusal> {
         // The last one reads each thread.
-        let checks: [fn(&Self) -> Option<Refusal>; 6] =
-            [Self::of_measurement, Self::of_hours, Self::of_machine, Self::of_memory, Self::of_cpu, Self::of_threads];
+        let checks: [fn(&Self) -> Option<Refusal>; 7] = [
+            Self::of_measurement,
+            Self::of_ledger,
+            Self::of_hours,
+            Self::of_machine,
+            Self::of_memory,
+            Self::of_cpu,
+            Self::of_threads,
+        ];
         checks.into_iter().filter_map(move |check| check(self))
     }
 
     fn of_measurement(&self) -> Option<Refusal> {
         self.measurement.and_then(|(used, needed)| unpaid(used, needed))
+    }
+
+    fn of_ledger(&self) -> Option<Refusal> {
+        self.ledger.is_full()
     }
 
     fn of_hours(&self) -> Option<Refusal> {

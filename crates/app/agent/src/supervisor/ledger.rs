@@ -3,10 +3,12 @@
 //! An entry is written before each lift and again after it, each time as a whole file that replaces the other by rename. After
 //! a crash, "before" without "after" marks a process that must be examined, and not lifted again.
 
-use crate::decision::{ExecutedFile, Identity, Program, Progress, Reason, Refusal, over_memory};
+use crate::decision::{ExecutedFile, Identity, Program, Progress, Reason, Refusal, State, over_memory};
 use crate::rules::Settings;
 use crate::worker::{Answer, Share, SourceBytes};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -15,8 +17,16 @@ use std::path::Path;
 
 /// Version of the format.
 const VERSION: u32 = 1;
-/// Largest size of the file in bytes.
-const LARGEST: u64 = 16 << 20;
+/// Largest size of the file in bytes. [`MOST_ENTRIES`] and [`MOST_BLOCKED`] with the longest texts, all escaped, need less.
+const LARGEST: u64 = 64 << 20;
+/// Most processes with an entry. With so many, no other one is lifted.
+const MOST_ENTRIES: usize = 4_000;
+/// Longest reason in bytes.
+const LONGEST_REASON: usize = 600;
+/// Longest name of a program in bytes.
+const LONGEST_NAME: usize = 256;
+/// Longest path of a cgroup in bytes. A longer one is named by its beginning and a hash.
+const LONGEST_CGROUP: usize = 256;
 /// Most builds that are blocked. The oldest are forgotten, and blocks by processes of root that execute files of root
 /// only if no others are left.
 const MOST_BLOCKED: usize = 1000;
@@ -58,7 +68,7 @@ pub struct Entry {
     pub user: u32,
     /// Name of the rule.
     pub rule: String,
-    /// cgroup.
+    /// cgroup, as [`cgroup_name`] returns it.
     pub cgroup: String,
     /// Kinds of memory.
     pub kinds: Vec<String>,
@@ -111,7 +121,7 @@ impl Entry {
             owner: program.owner,
             user: program.user,
             rule: rule.to_owned(),
-            cgroup: program.cgroup.clone(),
+            cgroup: cgroup_name(&program.cgroup).into_owned(),
             kinds: kinds.iter().map(|&kind| kind.to_owned()).collect(),
             options: String::new(),
             progress,
@@ -125,6 +135,18 @@ impl Entry {
             changed,
             refusal: None,
         }
+    }
+
+    /// False if nothing is lost with it: it is plain, and all its memory is as before.
+    fn must_stay(&self) -> bool {
+        let is_plain = matches!(self.progress.state, State::Refused | State::Restored | State::Eligible);
+        !is_plain || self.forks > 0 || self.lasting != Share::default()
+    }
+
+    /// The entry with texts of a bounded length: users choose names, and thereby parts of reasons.
+    fn bounded(self) -> Self {
+        let refusal = self.refusal.map(|why| Refusal { text: shortened(&why.text, LONGEST_REASON), ..why });
+        Self { program: shortened(&self.program, LONGEST_NAME), refusal, ..self }
     }
 
     /// Adds the memory of one more lift: an earlier one may have been refused after it had lifted memory in place.
@@ -283,17 +305,34 @@ impl Ledger {
         self.lifts.iter_mut().find(|entry| entry.identity == identity)
     }
 
-    /// Adds an entry, or replaces the entry of the same process.
+    /// Adds an entry, or replaces the entry of the same process. If there are too many, the oldest entry of a plain process is
+    /// forgotten.
     pub fn put(&mut self, entry: Entry) {
-        match self.entry(entry.identity) {
-            Some(own) => *own = entry,
-            None => self.lifts.push(entry),
+        let entry = entry.bounded();
+        if let Some(own) = self.entry(entry.identity) {
+            *own = entry;
+            return;
         }
+        if self.lifts.len() >= MOST_ENTRIES {
+            let plain = self.lifts.iter().enumerate().filter(|(_, entry)| !entry.must_stay());
+            if let Some((oldest, _)) = plain.min_by_key(|(_, entry)| entry.changed) {
+                self.lifts.remove(oldest);
+            }
+        }
+        self.lifts.push(entry);
+    }
+
+    /// Why no other process is lifted: an entry of each lifted process must stay, so that its lift can be undone.
+    pub fn is_full(&self) -> Option<Refusal> {
+        let number = self.lifts.iter().filter(|entry| entry.must_stay()).count();
+        let text = || format!("the agent has entries of {number} lifted processes; needed: fewer than {MOST_ENTRIES}");
+        (number >= MOST_ENTRIES).then(|| Refusal::new(Reason::TooManyLifted, text()))
     }
 
     /// Bytes that lifts have made resident in all processes, and in the processes of this cgroup.
     pub fn resident_of_lifts(&self, cgroup: &str) -> (u64, u64) {
         let sum = |all: u64, entry: &Entry| all.saturating_add(entry.resident);
+        let cgroup = cgroup_name(cgroup);
         let of_cgroup = self.lifts.iter().filter(|entry| entry.cgroup == cgroup);
         (self.lifts.iter().fold(0, sum), of_cgroup.fold(0, sum))
     }
@@ -315,6 +354,8 @@ impl Ledger {
 
     /// Blocks a build.
     pub fn block(&mut self, block: Block) {
+        let (program, why) = (shortened(&block.program, LONGEST_NAME), shortened(&block.why, LONGEST_REASON));
+        let block = Block { program, why, ..block };
         self.blocked.retain(|other| (&other.build, other.owner, other.user) != (&block.build, block.owner, block.user));
         if self.blocked.len() >= MOST_BLOCKED {
             // A user can make as many builds as fit.
@@ -328,6 +369,24 @@ impl Ledger {
     pub fn count(&mut self, reason: Reason) {
         *self.counts.refusals.entry(reason).or_default() += 1;
     }
+}
+
+/// The name of a cgroup in an entry.
+fn cgroup_name(path: &str) -> Cow<'_, str> {
+    if path.len() <= LONGEST_CGROUP {
+        return Cow::Borrowed(path);
+    }
+    let hash: String = Sha256::digest(path).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    Cow::Owned(shortened(path, LONGEST_CGROUP - 2 * hash.len()) + &hash)
+}
+
+/// The text, cut off after this number of bytes.
+fn shortened(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    format!("{}…", &text[..end])
 }
 
 /// Replaces a file by a JSON document, so that its readers see the old or the new one as a whole.
@@ -349,135 +408,5 @@ pub fn replace(directory: &Path, name: &str, document: &impl Serialize) -> io::R
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use crate::decision::State;
-
-    pub fn entry(pid: i32) -> Entry {
-        Entry {
-            identity: Identity { pid, start: 5 },
-            file: ExecutedFile::default(),
-            program: "a\u{1b}[8m".to_owned(),
-            build: "b".to_owned(),
-            owner: 0,
-            user: 0,
-            rule: "r".to_owned(),
-            cgroup: String::new(),
-            kinds: vec!["text".to_owned()],
-            options: "text auto".to_owned(),
-            progress: Progress { state: State::Lifting, refusals: 1 },
-            covered: 0,
-            sources: Vec::new(),
-            lost: 0,
-            resident: 0,
-            lasting: Share::default(),
-            forks: 0,
-            pause_microseconds: 0,
-            changed: 1,
-            refusal: None,
-        }
-    }
-
-    #[test]
-    fn a_ledger_lasts_until_the_next_boot() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut ledger = Ledger::load(folder.path(), "boot").unwrap();
-        ledger.put(entry(1));
-        ledger.put(entry(2));
-        ledger.put(Entry { covered: 7, refusal: Some(Refusal::new(Reason::Traced, "x")), ..entry(1) });
-        ledger.block(Block {
-            build: "b".to_owned(),
-            owner: 0,
-            user: 0,
-            program: "a".to_owned(),
-            why: "it crashed".to_owned(),
-        });
-        ledger.count(Reason::Traced);
-        // Left by a killed agent.
-        fs::write(folder.path().join(".lifts.json.new"), "half").unwrap();
-        ledger.save(folder.path()).unwrap();
-        assert_eq!(Ledger::load(folder.path(), "boot").unwrap(), ledger);
-        assert_eq!((ledger.lifts.len(), ledger.lifts[0].covered), (2, 7));
-        assert!(
-            ledger.block_of("b", 0, 0).unwrap().text.ends_with("it crashed") && ledger.block_of("c", 0, 0).is_none()
-        );
-        assert!(Ledger::load(folder.path(), "next boot").unwrap().lifts.is_empty());
-        let text = fs::read_to_string(folder.path().join(NAME)).unwrap();
-        assert!(foreign_text::is_printable(text.trim_end()), "{text}");
-    }
-
-    /// A build ID is text in a file that any user can write.
-    #[test]
-    fn a_user_blocks_no_program_of_the_system() {
-        let mut ledger = Ledger::default();
-        let block = |owner, why: &str| Block { owner, user: owner, why: why.to_owned(), ..block("b") };
-        ledger.block(block(1000, "crafted"));
-        assert!(ledger.block_of("b", 1000, 1000).is_some() && ledger.block_of("b", 0, 0).is_none());
-        ledger.block(block(0, "real"));
-        ledger.block(block(1000, "crafted again"));
-        assert_eq!(ledger.blocked.len(), 2);
-        assert!(ledger.block_of("b", 0, 0).unwrap().text.ends_with("real"));
-        for number in 0..2 * MOST_BLOCKED {
-            ledger.block(Block { build: number.to_string(), ..block(1000, "crafted") });
-        }
-        assert_eq!(ledger.blocked.len(), MOST_BLOCKED);
-        assert!(ledger.block_of("b", 0, 0).is_some() && ledger.block_of("b", 1000, 1000).is_none());
-    }
-
-    fn block(build: &str) -> Block {
-        Block { build: build.to_owned(), owner: 0, user: 0, program: String::new(), why: String::new() }
-    }
-
-    /// Anybody may execute a file of root, and send a signal to the process.
-    #[test]
-    fn a_users_process_blocks_a_program_of_the_system_only_for_that_user() {
-        let mut ledger = Ledger::default();
-        ledger.block(Block { user: 1000, ..block("b") });
-        let is_blocked = |ledger: &Ledger, user| ledger.block_of("b", 0, user).is_some();
-        assert!(is_blocked(&ledger, 1000) && !is_blocked(&ledger, 0) && !is_blocked(&ledger, 1001));
-        ledger.block(block("b"));
-        assert!(is_blocked(&ledger, 1000) && is_blocked(&ledger, 0) && is_blocked(&ledger, 1001));
-        for number in 0..2 * MOST_BLOCKED {
-            ledger.block(Block { user: 1000, ..block(&number.to_string()) });
-        }
-        assert!(is_blocked(&ledger, 0), "blocks by a user are forgotten first");
-    }
-
-    #[test]
-    fn memory_in_place_stays_after_a_refusal_and_a_restore() {
-        let share = Share { covered: 8, resident: 4 };
-        let refused = Answer { covered: 8, resident: 4, lasting: share, ..Answer::default() };
-        let lifted = Answer { covered: 5, resident: 3, ..Answer::default() };
-        let entry = entry(1).with(&refused).with(&lifted);
-        assert_eq!((entry.covered, entry.resident, entry.lasting), (13, 7, share));
-        let restored = entry.clone().restored(Progress { state: State::Restored, refusals: 0 }, 9);
-        assert_eq!((restored.covered, restored.resident, restored.lasting, restored.changed), (8, 4, share, 9));
-    }
-
-    #[test]
-    fn a_damaged_file_is_an_error() {
-        let folder = tempfile::tempdir().unwrap();
-        for text in [
-            "",
-            "{",
-            "[]",
-            "{\"version\":9,\"boot\":\"b\",\"lifts\":[],\"blocked\":[],\"counts\":{\"scans\":0,\"lifts\":0,\"restored\":0,\"refusals\":{}}}",
-        ] {
-            fs::write(folder.path().join(NAME), text).unwrap();
-            assert_eq!(Ledger::load(folder.path(), "b").unwrap_err().kind(), io::ErrorKind::InvalidData, "{text}");
-        }
-    }
-
-    #[test]
-    fn a_damaged_or_too_large_file_is_moved_aside() {
-        let folder = tempfile::tempdir().unwrap();
-        for text in ["{".to_owned(), " ".repeat(LARGEST as usize + 1)] {
-            fs::write(folder.path().join(NAME), &text).unwrap();
-            let (ledger, what) = Ledger::load_or_move_aside(folder.path(), "boot").unwrap();
-            assert!(ledger.lifts.is_empty() && what.unwrap().contains(ASIDE));
-            assert_eq!(fs::read_to_string(folder.path().join(ASIDE)).unwrap(), text);
-            ledger.save(folder.path()).unwrap();
-            assert_eq!(Ledger::load_or_move_aside(folder.path(), "boot").unwrap(), (ledger, None));
-        }
-    }
-}
+#[path = "ledger_tests.rs"]
+pub(super) mod tests;
