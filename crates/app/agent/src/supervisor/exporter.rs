@@ -137,7 +137,7 @@ impl Verdicts {
         }
         // Verdicts change with time, too: measurements expire.
         let now = snapshot.at as u64;
-        for record in self.store.records() {
+        for record in self.store.records().iter().filter(|record| record.counts(now)) {
             *snapshot.verdicts.entry(record.standing(now)).or_default() += 1;
             let gain = record.gain(now).map(|gain| ProgramGain { program: record.program.clone(), gain });
             snapshot.gains.extend(gain);

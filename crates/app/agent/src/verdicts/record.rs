@@ -140,6 +140,11 @@ impl VerdictRecord {
         self.measurements.iter().filter(move |measurement| measurement.weight(now) > 0.0)
     }
 
+    /// True if any measurement still counts.
+    pub fn counts(&self, now: u64) -> bool {
+        self.counted(now).next().is_some()
+    }
+
     /// The interval of the gain over processes, as a share: the least of the lower ends, the mean of the medians, the
     /// greatest of the upper ends. Processes differ in the places of their pages, so the interval is wide enough for
     /// all.
@@ -150,21 +155,22 @@ impl VerdictRecord {
         Some([of(0).reduce(f64::min)?, middle, of(2).reduce(f64::max)?])
     }
 
-    /// Adds a measurement, and drops those that no longer count or are too many. A measurement that is there already is not
-    /// added again.
+    /// Adds a measurement, and drops the oldest if there are too many. A measurement that is there already is not added again.
     pub fn add(&mut self, measurement: Measurement, now: u64) {
         if !self.measurements.contains(&measurement) {
             self.measurements.push(measurement);
         }
-        self.forget_old(now);
+        self.drop_surplus(now);
     }
 
-    pub(super) fn forget_old(&mut self, now: u64) {
-        self.measurements.retain(|measurement| measurement.weight(now) > 0.0);
+    /// Drops measurements above the limit. Measurements that no longer count stay below it: a clock that is far ahead for a moment
+    /// must not delete them.
+    fn drop_surplus(&mut self, now: u64) {
         self.measurements.sort_by_key(|measurement| measurement.at);
         // A harm forbids lifts as long as it counts, however often the program is measured afterwards.
         while self.measurements.len() > MOST_MEASUREMENTS {
-            let oldest = self.measurements.iter().position(|found| found.decision != Decision::Harm);
+            let may_go = |found: &Measurement| found.decision != Decision::Harm || found.weight(now) == 0.0;
+            let oldest = self.measurements.iter().position(may_go);
             self.measurements.remove(oldest.unwrap_or(0));
         }
     }
@@ -266,14 +272,35 @@ mod tests {
     }
 
     #[test]
-    fn old_and_surplus_measurements_are_dropped() {
+    fn surplus_measurements_are_dropped() {
         let mut many = record(&[(Keep, "a", 100); MOST_MEASUREMENTS + 5]);
         assert_eq!(many.measurements.len(), MOST_MEASUREMENTS);
         assert_eq!(many.measurements[0].at, 100 * DAY + 5);
         let again = many.measurements[3].clone();
         many.add(again, 101 * DAY);
         assert_eq!(many.measurements.len(), MOST_MEASUREMENTS, "an import of the same measurement");
-        many.forget_old(300 * DAY);
-        assert!(many.measurements.is_empty());
+    }
+
+    /// One look at a clock that was far ahead deleted all verdicts.
+    #[test]
+    fn a_clock_that_is_ahead_for_a_moment_deletes_nothing() {
+        let mut harm = record(&[(Harm, "a", 100)]);
+        let keeps = record(&[(Keep, "a", 101); MOST_MEASUREMENTS - 2]);
+        keeps.measurements.into_iter().for_each(|keep| harm.add(keep, 101 * DAY));
+        let ahead = Measurement { at: 9_000 * DAY, ..record(&[(Keep, "b", 1)]).measurements[0].clone() };
+        harm.add(ahead, 9_000 * DAY);
+        assert_eq!((harm.measurements.len(), harm.standing(9_000 * DAY)), (MOST_MEASUREMENTS, Standing::Unknown));
+        assert_eq!(harm.standing(102 * DAY), Standing::DoesNotPay, "the clock was set back");
+    }
+
+    /// Old harms would otherwise fill the record for good.
+    #[test]
+    fn harms_that_no_longer_count_are_dropped_first() {
+        let mut many = record(&[(Harm, "a", 100); MOST_MEASUREMENTS]);
+        record(&[(Keep, "a", 300), (Keep, "b", 300), (Keep, "a", 300)])
+            .measurements
+            .into_iter()
+            .for_each(|keep| many.add(keep, 300 * DAY));
+        assert_eq!((many.measurements.len(), many.standing(300 * DAY)), (MOST_MEASUREMENTS, Standing::Pays));
     }
 }

@@ -146,7 +146,6 @@ impl Store {
         for measurement in record.measurements {
             self.records[index].add(measurement, now);
         }
-        self.records.iter_mut().for_each(|record| record.forget_old(now));
         self.records.retain(|record| !record.measurements.is_empty());
         self.records.sort_by_key(|record| std::cmp::Reverse(record.last()));
         self.records.truncate(MOST_KEYS);
@@ -364,6 +363,22 @@ mod tests {
         let error = there.import(here.export().as_bytes(), NOW).unwrap_err().to_string();
         assert!(error.starts_with("line 1: a measurement is 9600 h ahead of"), "{error}");
         assert_eq!(there.record(&key("0123456789")).unwrap().measurements.len(), 1);
+    }
+
+    /// One look at a clock that was far ahead deleted the records of all builds.
+    #[test]
+    fn a_clock_that_is_ahead_for_a_moment_deletes_no_record() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &three_kept());
+        let later = NOW + 9_000 * DAY;
+        let add = |store: &mut Store| {
+            store.add(key("other"), "p", kept("a", later), later);
+            Ok(())
+        };
+        Store::update(folder.path(), add).unwrap();
+        let store = Store::load(folder.path()).unwrap();
+        assert_eq!(store.standing(&key("0123456789"), later), Standing::Unknown);
+        assert_eq!(store.standing(&key("0123456789"), NOW + 1), Standing::Pays, "the clock was set back");
     }
 
     proptest! {

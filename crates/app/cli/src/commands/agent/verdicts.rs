@@ -10,14 +10,13 @@ use crate::text::table::{table, trimmed};
 use agent::decision::{ExecutedFile, Identity};
 use agent::discovery::{Machine, Sampler, executed_file, program_of};
 use agent::measurement::{Running, words};
-use agent::verdicts::{Key, Measurement, Scope, Store, StoreError, VerdictRecord, decision_text, gain_text};
+use agent::verdicts::{Key, Measurement, Scope, Store, StoreError, Summary, VerdictRecord, decision_text, gain_text};
 use agent::worker::{lock_process, not_locked};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
 use linux::bounded::VERDICTS;
 use linux::lock_file::{LockError, PassingLock};
 use machine_facts::System;
-use measure::sequential::Decision;
 use options::{Choice, Pages};
 use process_view::{open_regular_file, printable};
 use serde::Serialize;
@@ -203,11 +202,12 @@ fn show(store: &Store, as_json: bool) -> anyhow::Result<()> {
         let shown = |record| shown(record, now);
         return Output::Standard.print_json(&store.records().iter().map(shown).collect::<Vec<_>>());
     }
-    if store.records().is_empty() {
+    let counting: Vec<_> = store.records().iter().filter(|record| record.counts(now)).collect();
+    if counting.is_empty() {
         return Ok(Output::Standard.print("No program has been measured yet.\n")?);
     }
     let mut table = table(&["program", "build", "verdict", "gain", "kept", "put back", "undecided", "kernel, options"]);
-    store.records().iter().for_each(|record| table.add_row(row(record, now)));
+    counting.into_iter().for_each(|record| table.add_row(row(record, now)));
     Ok(Output::Standard.print(&format!("{}\n", trimmed(&table)))?)
 }
 
@@ -218,11 +218,7 @@ fn shown(record: &VerdictRecord, now: u64) -> Shown<'_> {
 }
 
 fn row(record: &VerdictRecord, now: u64) -> [String; 8] {
-    let number = |wanted: &[Decision]| {
-        let found = record.measurements.iter().filter(|measurement| wanted.contains(&measurement.decision));
-        found.count().to_string()
-    };
-    let key = &record.key;
+    let (key, known) = (&record.key, Summary::of(record, "", now));
     // An owner other than root follows the ID.
     let (id, owner) = key.build.split_once(' ').unwrap_or((&key.build, ""));
     let build = format!("{} {owner}", id.chars().take(12).collect::<String>()).trim_end().to_owned();
@@ -231,9 +227,9 @@ fn row(record: &VerdictRecord, now: u64) -> [String; 8] {
         build,
         record.standing(now).word().replace('-', " "),
         record.gain(now).map_or_else(|| "unknown".to_owned(), gain_text),
-        number(&[Decision::Keep]),
-        number(&[Decision::PutBack, Decision::Harm]),
-        number(&[Decision::Undecided, Decision::ControlDiffers]),
+        known.kept.to_string(),
+        (known.put_back + known.harms).to_string(),
+        known.undecided.to_string(),
         format!("{}, {}", key.kernel, key.options),
     ]
 }
@@ -241,6 +237,7 @@ fn row(record: &VerdictRecord, now: u64) -> [String; 8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use measure::sequential::Decision;
 
     fn record() -> VerdictRecord {
         let text = |text: &str| text.to_owned();
