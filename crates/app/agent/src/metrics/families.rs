@@ -11,16 +11,17 @@ use std::collections::BTreeMap;
 /// The most series of a node: at 10,000 nodes these are 2 million.
 pub const MOST_SERIES: usize = 200;
 /// Programs that have a name in labels; all others are `other`.
-const MOST_PROGRAMS: usize = 10;
+pub(super) const MOST_PROGRAMS: usize = 10;
 /// Programs whose gains are shown.
-const MOST_GAINS: usize = 5;
+pub(super) const MOST_GAINS: usize = 5;
 /// Series of lifted memory, which has three labels.
 const MOST_LIFTED: usize = 32;
 /// Nodes with series of their own; the pools of a larger machine are summed.
 const MOST_NODES: usize = 4;
 /// Page sizes of pools.
 const MOST_SIZES: usize = 3;
-const OTHER: &str = "other";
+/// Label of all programs without a name.
+pub(super) const OTHER: &str = "other";
 
 /// Kind and value of one sample.
 #[derive(Clone, Debug, PartialEq)]
@@ -137,11 +138,11 @@ fn own(snapshot: &Snapshot) -> Vec<Family> {
 }
 
 /// Names of programs that labels may have.
-struct Programs(Vec<String>);
+pub(super) struct Programs(Vec<String>);
 
 impl Programs {
     /// The programs with the most lifted bytes.
-    fn of(snapshot: &Snapshot) -> Self {
+    pub(super) fn of(snapshot: &Snapshot) -> Self {
         let mut bytes = BTreeMap::<String, u64>::new();
         for lifted in &snapshot.lifted {
             if let Some(name) = label_of(&lifted.program) {
@@ -153,13 +154,17 @@ impl Programs {
         Self(names.into_iter().take(MOST_PROGRAMS).map(|(_, name)| name).collect())
     }
 
+    pub(super) fn names(&self) -> &[String] {
+        &self.0
+    }
+
     fn label(&self, program: &str) -> String {
         label_of(program).filter(|name| self.0.contains(name)).unwrap_or_else(|| OTHER.to_owned())
     }
 }
 
 /// The name of a program as a label, if it is the name of a program as distributions give them.
-fn label_of(program: &str) -> Option<String> {
+pub(super) fn label_of(program: &str) -> Option<String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
     let is_sound = (1..=32).contains(&program.len()) && program != OTHER && program.bytes().all(is_plain);
     is_sound.then(|| program.to_owned())

@@ -7,9 +7,11 @@
 //! - [`textfile`]: replaces a file by rename.
 //!
 //! No label holds a PID, a path, a container or text that users choose, and a node has at most [`MOST_SERIES`] series.
+//! Over the run of an agent, few programs get a name ([`Names`]).
 
 mod families;
 pub mod kernel;
+mod names;
 mod pauses;
 pub mod server;
 mod snapshot;
@@ -17,5 +19,6 @@ pub mod text;
 pub mod textfile;
 
 pub use families::MOST_SERIES;
+pub use names::Names;
 pub use pauses::Pauses;
 pub use snapshot::{Heard, LiftResults, Lifted, ProgramGain, Snapshot};

@@ -2,11 +2,12 @@ use super::*;
 use crate::decision::{Reason, State};
 use crate::metrics::families::MOST_SERIES;
 use crate::metrics::kernel::{KernelCounts, VMSTAT};
-use crate::metrics::{Heard, Lifted, Pauses, ProgramGain, textfile};
+use crate::metrics::{Heard, Lifted, Names, Pauses, ProgramGain, textfile};
 use crate::rules::Mode;
 use crate::verdicts::Standing;
 use address_space::PageSize;
 use machine_facts::{NodePool, PoolCounts};
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -60,6 +61,26 @@ fn no_node_has_more_than_the_permitted_series() {
         assert!((150..=MOST_SERIES).contains(&found), "{found} series");
     }
     assert!(samples(&open_metrics(&Snapshot::new("0.1.0", Mode::Observe))).len() > 40);
+}
+
+/// Series that a database has stored at the end. Programs came and went, and each left its own series there.
+#[test]
+fn programs_that_come_and_go_leave_few_series() {
+    let (mut names, mut series, mut last) = (Names::default(), BTreeSet::new(), String::new());
+    for number in 0..1_000 {
+        let mut snapshot = Snapshot { lifted: Vec::new(), gains: Vec::new(), ..crowded() };
+        for program in (0..10).map(|one| format!("program-{}", number * 10 + one)) {
+            let lifted = Lifted { program: program.clone(), source: "thp", page_size: 2 << 20, bytes: 5, private: 1 };
+            snapshot.lifted.push(lifted);
+            snapshot.gains.push(ProgramGain { program, gain: [0.01, 0.02, 0.03] });
+        }
+        names.apply(&mut snapshot);
+        last = open_metrics(&snapshot);
+        series.extend(samples(&last).iter().filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned())));
+    }
+    assert!((150..=MOST_SERIES).contains(&series.len()), "{} series", series.len());
+    assert!(last.contains("pagelift_lifted_bytes{program=\"other\",source=\"thp\",page_size=\"2097152\"} 50.0\n"));
+    assert!(!last.contains("program=\"program-"), "{last}");
 }
 
 #[test]

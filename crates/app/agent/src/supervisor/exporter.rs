@@ -4,7 +4,7 @@ use super::action::Action;
 use super::known::identity_of_store;
 use crate::metrics::server::{Published, Server};
 use crate::metrics::text::open_metrics;
-use crate::metrics::{ProgramGain, Snapshot, textfile};
+use crate::metrics::{Names, ProgramGain, Snapshot, textfile};
 use crate::rules::{Listen, Settings};
 use crate::verdicts::Store;
 use linux::FileIdentity;
@@ -45,6 +45,7 @@ pub(super) struct Exporter {
     /// The last write of the file has failed, which is reported once.
     has_failed: bool,
     verdicts: Verdicts,
+    names: Names,
 }
 
 impl Exporter {
@@ -61,6 +62,7 @@ impl Exporter {
             valid: Duration::ZERO,
             has_failed: false,
             verdicts: Verdicts { folder: verdicts.to_owned(), ..Verdicts::default() },
+            names: Names::default(),
         };
         exporter.change(settings)?;
         Ok(exporter)
@@ -91,6 +93,7 @@ impl Exporter {
     /// Publishes the values of a scan.
     pub(super) fn publish(&mut self, snapshot: &mut Snapshot, report: &mut dyn FnMut(&Action)) {
         self.verdicts.add_to(snapshot);
+        self.names.apply(snapshot);
         if self.server.is_some() {
             self.published.publish(open_metrics(snapshot), self.valid);
         }
