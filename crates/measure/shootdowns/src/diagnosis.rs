@@ -4,6 +4,7 @@ use crate::cause::Cause;
 use crate::severity::Severity;
 use crate::stacks::Frame;
 use crate::summary::ProcessSummary;
+use address_space::ProcessStat;
 pub use heap_choice::cures::Effect;
 use heap_choice::cures::{Advice, Cure, Flags, When, cures};
 use heap_choice::{Allocator, AllocatorOrigin, Environment, Family, Program, Runtime};
@@ -122,8 +123,10 @@ impl fmt::Display for Returning {
 }
 
 /// The facts from a process's files and environment.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Subject {
+    /// Time of its start after the boot, in clock ticks: the kernel reuses PIDs. `None` if it cannot be read.
+    start: Option<u64>,
     allocator: Option<Allocator>,
     environment: Environment,
     /// Words of its command line.
@@ -160,8 +163,17 @@ impl Subject {
         self.allocator.is_some()
     }
 
+    /// The facts about the process that started at this time: as they are now, or as they were at its first stack. Other processes
+    /// with its PID do not count.
+    pub fn choose<'a>(now: &'a Self, then: Option<&'a Self>, start: Option<u64>) -> Option<&'a Self> {
+        let is_same = |subject: &&Self| start.is_none() || subject.start.is_none() || subject.start == start;
+        let both = || [Some(now), then].into_iter().flatten().filter(is_same);
+        both().find(|subject| subject.is_known()).or_else(|| both().next())
+    }
+
     /// Looks at a process now.
     pub fn of(pid: i32) -> Self {
+        let start = ProcessFiles::of(pid).bytes("stat").ok().and_then(|stat| ProcessStat::parse(&stat)?.start_time());
         let code = ProcessCode::of(pid).ok();
         let environment = ProcessFiles::of(pid).bytes("environ").unwrap_or_default();
         let allocator = code.as_ref().and_then(|code| Some(Allocator::of(&Program::of_process(code)?)));
@@ -174,7 +186,7 @@ impl Subject {
         };
         let words = ProcessFiles::of(pid).bytes("cmdline").unwrap_or_default();
         let words = words.split(|&byte| byte == 0).map(|word| process_view::printable(&String::from_utf8_lossy(word)));
-        Self { allocator, environment: Environment::parse(&environment), words: words.collect(), object }
+        Self { start, allocator, environment: Environment::parse(&environment), words: words.collect(), object }
     }
 
     /// The behaviour that one path shows.

@@ -3,6 +3,7 @@
 use crate::cause::Cause;
 use crate::reason::Flushed;
 use crate::stacks::Frame;
+use address_space::ProcessStat;
 use process_view::{ProcessFiles, ask_one, printable, program_name};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -40,6 +41,8 @@ pub(crate) struct Others {
 #[derive(Debug, Default)]
 pub(crate) struct ProcessTally {
     pub name: String,
+    /// Time of its start after the boot, in clock ticks; `None` if it ended before its first sample was read.
+    pub start: Option<u64>,
     pub is_kernel_thread: bool,
     pub sent: u64,
     pub received: u64,
@@ -127,8 +130,10 @@ impl Tally {
         self.processes.entry(pid).or_insert_with(|| {
             let files = ProcessFiles::of(pid);
             let name = name_of(pid);
-            let is_kernel_thread = files.text("stat").is_ok_and(|stat| is_kernel_thread(&stat));
-            ProcessTally { name, is_kernel_thread, ..ProcessTally::default() }
+            let stat = files.text("stat").unwrap_or_default();
+            let is_kernel_thread = is_kernel_thread(&stat);
+            let start = ProcessStat::parse(stat.as_bytes()).and_then(|stat| stat.start_time());
+            ProcessTally { name, start, is_kernel_thread, ..ProcessTally::default() }
         })
     }
 

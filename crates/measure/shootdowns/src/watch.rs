@@ -278,11 +278,10 @@ impl Watch {
 
     /// The cause of the shootdowns of a process in the results.
     pub fn diagnose(&self, process: &ProcessSummary) -> Diagnosis {
-        let now = Subject::of(process.pid);
-        match self.paths.subjects.get(&process.pid).filter(|_| !now.is_known()) {
-            Some(then) => then.diagnose(process, self.seconds()),
-            None => now.diagnose(process, self.seconds()),
-        }
+        let (now, then) = (Subject::of(process.pid), self.paths.subjects.get(&process.pid));
+        let start = self.tally.processes.get(&process.pid).and_then(|process| process.start);
+        let unknown = Subject::default();
+        Subject::choose(&now, then, start).unwrap_or(&unknown).diagnose(process, self.seconds())
     }
 
     /// Seconds since the start, up to the end if it has ended.

@@ -15,7 +15,7 @@ fn subject(family: Family, place: AllocatorOrigin, object: usize, environment: E
         evidence: "a test".to_owned(),
         settings,
     };
-    Subject { allocator: Some(allocator), environment, words: Vec::new(), object: Some(object) }
+    Subject { start: Some(5), allocator: Some(allocator), environment, words: Vec::new(), object: Some(object) }
 }
 
 fn jemalloc(environment: Environment) -> Subject {
@@ -169,4 +169,21 @@ fn what_is_not_known_is_not_blamed_on_the_program() {
     assert_eq!(behaviour, Behaviour::Unattributed(Cause::Munmap));
     assert!(glibc().finding(behaviour, 1.0).text.contains("by whom is not known"));
     assert_eq!(ended.behaviour(Cause::Ksm, &[]), Behaviour::Kernel(Cause::Ksm));
+}
+
+/// A later program with the same PID had the cause and the cures of the one that sent the shootdowns.
+#[test]
+fn a_later_process_with_the_same_pid_is_not_diagnosed() {
+    let later = Subject { start: Some(9), ..jemalloc(Environment::default()) };
+    let (first, ended) = (glibc(), Subject::default());
+    let chosen = |now, then, start| -> Option<Option<u64>> { Some(Subject::choose(now, then, start)?.start) };
+    assert_eq!(chosen(&later, Some(&first), Some(5)), Some(Some(5)));
+    assert_eq!(chosen(&later, Some(&later), Some(5)), None, "its first stack was after the reuse");
+    assert_eq!(chosen(&later, None, Some(5)), None);
+    assert_eq!(chosen(&first, Some(&first), Some(5)), Some(Some(5)));
+    assert_eq!(chosen(&ended, Some(&first), Some(5)), Some(Some(5)), "it has ended");
+    assert_eq!(chosen(&ended, None, Some(5)), Some(None));
+    assert_eq!(chosen(&later, None, None), Some(Some(9)));
+    let own = std::process::id() as i32;
+    assert!(Subject::of(own).start.is_some() && Subject::of(1 << 22).start.is_none());
 }
