@@ -160,9 +160,19 @@ END
     wait_for 120 "the node to be ready" kubectl wait --for=condition=Ready "node/$node" --timeout=1s
 }
 
+# A cgroup is busy until the kernel has ended its last process, which may be after SIGKILL.
+remove_cgroups() {
+    local place left=0
+    for place in /sys/fs/cgroup/{kubepods,*/kubepods,*/k8s.io}; do
+        [ ! -d "$place" ] || find "$place" -depth -type d -exec rmdir {} +
+        [ ! -d "$place" ] || left=1
+    done
+    return $left
+}
+
 # Ends everything that was started. The runtime's shims have left the process tree.
 stop_cluster() {
-    local pid place
+    local pid
     for pid in "${started[@]}"; do [ "${pid}" = "${started[0]}" ] || kill "$pid" 2>/dev/null; done
     for pid in $(pgrep -f "containerd-shim-runc-v2 .*$work"); do
         # shellcheck disable=SC2046 # several children
@@ -170,7 +180,5 @@ stop_cluster() {
     done
     [ ${#started[@]} = 0 ] || kill "${started[0]}" 2>/dev/null
     wait 2>/dev/null
-    for place in /sys/fs/cgroup/{kubepods,*/kubepods,*/k8s.io}; do
-        [ ! -d "$place" ] || find "$place" -depth -type d -exec rmdir {} + 2>/dev/null
-    done
+    wait_for 20 "the cgroups of the pods are removed" remove_cgroups
 }
