@@ -90,8 +90,12 @@ pub struct Kept {
     found: AtomicUsize,
 }
 
+/// `fork`, of the C library or of a library that replaces it.
+pub static FORK_WITH_HANDLERS: Kept = Kept::new(c"fork");
 /// `_Fork`.
 pub static FORK: Kept = Kept::new(c"_Fork");
+/// `prctl`.
+pub static PRCTL: Kept = Kept::new(c"prctl");
 /// `daemon`.
 pub static DAEMON: Kept = Kept::new(c"daemon");
 /// `forkpty`.
@@ -111,7 +115,8 @@ pub static SINGLE_THREADED: Kept = Kept::new(c"__libc_single_threaded");
 
 /// Looks up these functions and variables, in this library's constructor.
 pub fn look_up() {
-    let all = [&FORK, &DAEMON, &FORK_PTY, &GET_VARIABLE, &REGISTER_AT_FORK, &SINGLE_THREADED];
+    let all =
+        [&FORK_WITH_HANDLERS, &FORK, &PRCTL, &DAEMON, &FORK_PTY, &GET_VARIABLE, &REGISTER_AT_FORK, &SINGLE_THREADED];
     let of_streams = [&LOCK_STREAMS, &UNLOCK_STREAMS, &RESET_STREAMS];
     _ = (all.map(Kept::get), of_streams.map(Kept::get));
 }

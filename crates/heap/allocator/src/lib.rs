@@ -48,6 +48,7 @@ mod program;
 mod python;
 mod redirect;
 mod relief;
+mod sandbox;
 mod small;
 mod start;
 mod statistics;

@@ -1,5 +1,6 @@
 //! Limits that count mappings whether they hold memory or not.
 
+use crate::sandbox;
 use crate::sys::{base_page, map_anywhere, system_call, unmap};
 use crate::text::{number_of, text_of};
 
@@ -18,6 +19,9 @@ pub fn count_address_space() -> bool {
 /// True if a mapping of `wanted` bytes that has failed may succeed once `unmapped` bytes are unmapped: a limit counts them,
 /// and the mapping fits into each limit then. True if the sizes are not known.
 pub fn may_be_mapped(wanted: usize, unmapped: usize) -> bool {
+    if sandbox::is_entered() {
+        return unmapped > 0;
+    }
     let (space, data) = (limit_of(libc::RLIMIT_AS), limit_of(libc::RLIMIT_DATA));
     let never_overcommits = never_overcommits();
     if unmapped == 0 || space.is_none() && data.is_none() && !never_overcommits {
@@ -38,7 +42,7 @@ pub fn may_be_mapped(wanted: usize, unmapped: usize) -> bool {
 /// True if not even one page can be mapped although no limit counts address space: the process has as many mappings as
 /// `vm.max_map_count` allows (proc(5)), and can map again once others are unmapped, of whatever size.
 pub fn are_mappings_short() -> bool {
-    if count_address_space() {
+    if !sandbox::is_entered() && count_address_space() {
         return false;
     }
     let page = map_anywhere(base_page(), true, 0);

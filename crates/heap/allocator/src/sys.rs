@@ -4,6 +4,7 @@
 
 use crate::c_library;
 use crate::observer::{Moment, observe};
+use crate::sandbox;
 use address_space::{Address, AddressRange};
 use core::ffi::{CStr, c_int, c_long};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -124,6 +125,9 @@ pub fn give_way() {
 /// `answer` has less than a byte for each page.
 pub fn residence(start: usize, bytes: usize, answer: &mut [u8]) -> bool {
     assert!(bytes.div_ceil(base_page()) <= answer.len());
+    if sandbox::is_entered() {
+        return false;
+    }
     // SAFETY:
     // - the kernel writes one byte for each page, for which there is room; of the range itself nothing is touched.
     unsafe { system_call(libc::SYS_mincore, [start, bytes, answer.as_mut_ptr() as usize]) }.is_ok()
@@ -161,6 +165,28 @@ pub unsafe fn resize_in_place(start: usize, old: usize, new: usize) -> bool {
     // SAFETY:
     // - the caller's promise; without MREMAP_MAYMOVE the mapping keeps its address.
     unsafe { linux_raw::mremap(range(start, old), new, 0, 0) }.is_ok()
+}
+
+/// Makes memory readable and writable, with the protection key and all settings that a program can have changed at its own blocks
+/// as in a new mapping, except its NUMA policy and locks; false if the kernel refuses: there is no memory for it.
+///
+/// # Safety
+/// The range consists of whole pages of mappings of this heap, and nothing uses it.
+pub unsafe fn make_as_new(start: usize, bytes: usize) -> bool {
+    const AS_NEW: [c_int; 3] = [libc::MADV_DOFORK, libc::MADV_DODUMP, libc::MADV_KEEPONFORK];
+    // SAFETY:
+    // - the caller's promise; the advice keeps contents.
+    unsafe { make_usable(start, bytes) && AS_NEW.iter().all(|&advice| advise(start, bytes, advice)) }
+}
+
+/// Makes memory readable and writable (mprotect(2)); false if the kernel refuses: there is no memory for it.
+///
+/// # Safety
+/// As for [`make_as_new`].
+pub unsafe fn make_usable(start: usize, bytes: usize) -> bool {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { linux_raw::mprotect(range(start, bytes), libc::PROT_READ | libc::PROT_WRITE) }.is_ok()
 }
 
 /// Moves a mapping to `to` and changes its length; true if it succeeded.
