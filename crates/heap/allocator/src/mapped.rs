@@ -3,8 +3,12 @@
 
 use crate::ACCOUNT;
 use crate::forget;
-use crate::sys::{advise, map_anywhere, move_to, resize_in_place, unmap};
-use core::sync::atomic::Ordering::Relaxed;
+use crate::sys::{advise, make_usable, map_anywhere, move_to, resize_in_place, unmap};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Bytes of addresses that refused moves have left, mapped or free, for nobody can tell; beyond [`MOST_LEFT`] no mapping is moved.
+static LEFT: AtomicU64 = AtomicU64::new(0);
+const MOST_LEFT: u64 = 1 << 30;
 
 /// Maps `bytes`, a multiple of `align`'s base page, at a multiple of `align`. All zero.
 pub fn map(bytes: usize, align: usize) -> Option<usize> {
@@ -71,6 +75,10 @@ fn map_aligned(bytes: usize, align: usize, reserve_only: bool) -> Option<usize> 
 /// Makes a mapping longer, in place or at another address, and returns its address. Page tables move; contents are not
 /// copied.
 ///
+/// mremap(2) unmaps the place before it looks whether there is memory for the rest. If it fails then, other threads may map
+/// their memory there, so that the place must not be unmapped again. The same memory is therefore asked for before, which
+/// fails without a change. A move that is refused all the same leaves the place as it is.
+///
 /// # Safety
 /// [`map`] or this function returned the range, with this length. If the address changes, nobody uses the old one any
 /// more.
@@ -79,15 +87,21 @@ pub unsafe fn grow(start: usize, old: usize, new: usize, align: usize) -> Option
     // - the caller's promise; the mapping becomes longer.
     let moved = if unsafe { resize_in_place(start, old, new) } {
         start
+    } else if LEFT.load(Relaxed) > MOST_LEFT {
+        return None;
     } else {
         let place = map_aligned(new, align, true)?;
         // SAFETY:
-        // - the target was just reserved by us and nothing uses it; the caller's promise for the old range.
-        if !unsafe { move_to(start, old, new, place) } {
-            // SAFETY:
-            // - reserved above, without another user.
-            unsafe { unmap(place, new) };
-            return None;
+        // - reserved above, without another user; the caller's promise for the old range.
+        unsafe {
+            if !make_usable(place, new - old) {
+                unmap(place, new);
+                return None;
+            }
+            if !move_to(start, old, new, place) {
+                forget(LEFT.fetch_add(new as u64, Relaxed));
+                return None;
+            }
         }
         place
     };
