@@ -12,7 +12,7 @@ use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
 use crate::kept::Allowance;
 use crate::limits::{are_mappings_short, may_be_mapped};
 use crate::pool::{Grain, Pool, is_free, is_fresh, is_returned};
-use crate::sys::{Lock, Table, advise, base_page, clear, copy, milliseconds};
+use crate::sys::{Lock, Table, advise, base_page, clear, copy, make_as_new, milliseconds};
 use crate::{ACCOUNT, forget, mapped, near_limit, turn};
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::Relaxed;
@@ -20,6 +20,11 @@ use ends::{cut_end, join_end};
 
 /// Largest freed mapping that keeps its memory, in bytes; larger ones give it back at once.
 const KEPT_WITH_MEMORY: usize = 128 << 20;
+/// Least size from which the C library always unmaps a freed block (mallopt(3), `DEFAULT_MMAP_THRESHOLD_MAX`): what a program
+/// has set for its pages, as with mprotect(2), is gone with it.
+const ALWAYS_NEW: usize = 32 << 20;
+/// Divisor of a grain: a block up to that size is on ordinary pages, of which it needs few.
+const LITTLE: usize = 8;
 /// Highest number of kept mappings, and the least limit of their address space in bytes.
 const MOST_KEPT: usize = 128;
 const MOST_KEPT_SPACE: usize = 4 << 30;
@@ -245,7 +250,11 @@ impl Large {
                 return None;
             }
         }
-        let found = self.take_from_pool(bytes, align, zero).or_else(|| self.take_kept(bytes, align, zero));
+        // Large only because of its alignment.
+        let is_little = asked <= self.grain / LITTLE;
+        let found = (!is_little)
+            .then(|| self.take_from_pool(bytes, align, zero).or_else(|| self.take_kept(bytes, align, zero)))
+            .flatten();
         let (mut block, cleaning) = match found {
             Some(found) => found,
             None => {
@@ -254,7 +263,12 @@ impl Large {
             }
         };
         block.state = State::Held(asked);
-        if near_limit::is_near() && self.left_to_cut() > 0 {
+        if is_little {
+            // SAFETY:
+            // - a new mapping; the advice keeps contents.
+            unsafe { advise(block.start, block.bytes, libc::MADV_NOHUGEPAGE) };
+            block.density = Density::Sparse;
+        } else if near_limit::is_near() && self.left_to_cut() > 0 {
             cut_end(&mut block, self.grain);
         }
         match self.position(block.start) {
@@ -353,7 +367,10 @@ impl Large {
             return true;
         }
         // Memory that left the pool at a fork may consist of several mappings.
-        if block.from_pool || self.space_is_limited && block.bytes > KEPT_WITH_MEMORY {
+        let is_unmapped = block.from_pool || self.space_is_limited && block.bytes > KEPT_WITH_MEMORY;
+        // SAFETY:
+        // - a separate mapping, which nobody uses, by the caller's promise.
+        if is_unmapped || block.bytes >= ALWAYS_NEW && !unsafe { make_as_new(block.start, block.bytes) } {
             // SAFETY:
             // - nobody uses the block, by the caller's promise, and it is removed from the list.
             unsafe { mapped::give_back(block.start, block.bytes) };
