@@ -11,6 +11,10 @@ use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 
+/// Every block is aligned to this, as in the C library on 64-bit systems (malloc(3)): some programs use the low bits. mimalloc's
+/// blocks of fewer bytes are aligned less.
+const LEAST: usize = 16;
+
 /// mimalloc aligns blocks in arenas up to this (`MI_PAGE_MAX_OVERALLOC_ALIGN`); a block with a larger alignment gets
 /// its own grains.
 const MOST_SMALL_ALIGN: usize = 64 << 10;
@@ -110,7 +114,7 @@ extern "C" fn malloc_slowly(size: usize) -> *mut c_void {
     }
     // SAFETY:
     // - mimalloc is set up and takes any size.
-    with_new_arenas(size, || unsafe { mi_malloc(size) })
+    with_new_arenas(size, || unsafe { mi_malloc(size.max(LEAST)) })
 }
 
 /// calloc(3).
@@ -137,7 +141,7 @@ extern "C" fn calloc_slowly(size: usize) -> *mut c_void {
     }
     // SAFETY:
     // - as in `malloc_slowly`.
-    with_new_arenas(size, || unsafe { mi_zalloc(size) })
+    with_new_arenas(size, || unsafe { mi_zalloc(size.max(LEAST)) })
 }
 
 /// free(3).
@@ -226,7 +230,7 @@ unsafe extern "C" fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_v
     if large_now.is_none() && is_small(size) {
         // SAFETY:
         // - the block came from mimalloc.
-        return with_new_arenas(size, || unsafe { mi_realloc(block, size) });
+        return with_new_arenas(size, || unsafe { mi_realloc(block, size.max(LEAST)) });
     }
     let new = malloc_slowly(size);
     if !new.is_null() {
@@ -271,7 +275,7 @@ fn aligned(align: usize, size: usize) -> *mut c_void {
     }
     // SAFETY:
     // - mimalloc takes any size, and gives nothing for an alignment that is no power of two.
-    let ask = || unsafe { mi_malloc_aligned(size, align) };
+    let ask = || unsafe { mi_malloc_aligned(size, align.max(LEAST)) };
     let block = ask();
     if !block.is_null() {
         return block;

@@ -25,6 +25,9 @@ void *mimalloc_no_memory(void);
 /* False for every address that a large block may have, and for all addresses if the heap does not act. */
 static inline bool is_surely_small(const void *block) { return ((uintptr_t)block & mimalloc_within_grain) != 0; }
 
+/* The C library aligns every block to 16 bytes, mimalloc only those of at least 16 (exports.rs, `LEAST`). */
+static inline size_t at_least(size_t size) { return size < 16 ? 16 : size; }
+
 static inline void clear(mi_block_t *block, mi_page_t *page) {
     if (page->free_is_zero)
         block->next = 0;
@@ -73,6 +76,7 @@ static mi_decl_noinline void *calloc_generic(size_t size) {
 }
 
 UNDER_C_NAME void *mimalloc_malloc(size_t size) {
+    size = at_least(size);
     if mi_likely (size <= MI_SMALL_SIZE_MAX) {
         void *block = take(_mi_theap_get_free_small_page(_mi_theap_default(), size), false);
         if mi_likely (block != NULL)
@@ -85,6 +89,7 @@ UNDER_C_NAME void *mimalloc_calloc(size_t count, size_t size) {
     size_t bytes;
     if mi_unlikely (__builtin_mul_overflow(count, size, &bytes))
         return mimalloc_no_memory();
+    bytes = at_least(bytes);
     if mi_likely (bytes <= MI_SMALL_SIZE_MAX) {
         void *block = take(_mi_theap_get_free_small_page(_mi_theap_default(), bytes), true);
         if mi_likely (block != NULL)
