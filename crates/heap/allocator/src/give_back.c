@@ -254,7 +254,10 @@ static void page_was_freed(size_t bytes) {
 static void nothing(void) {}
 void (*mimalloc_grew)(void) = nothing;
 
+/* Its system calls may fail, madvise(2) for locked memory for example. A successful malloc(3) or realloc(3) leaves errno as it
+   is. */
 static void page_was_taken(size_t bytes) {
+    int error = errno;
     size_t in_use = mi_atomic_add_relaxed(&free_memory.in_use, bytes) + bytes;
     if (in_use > load(&free_memory.peak))
         mi_atomic_store_relaxed(&free_memory.peak, in_use);
@@ -275,6 +278,7 @@ static void page_was_taken(size_t bytes) {
     if (dirty < load(&free_memory.least_dirty))
         mi_atomic_store_relaxed(&free_memory.least_dirty, dirty);
     mimalloc_grew();
+    errno = error;
 }
 
 /* Returns large blocks that were freed long ago; small.rs sets it. A pointer, since a program may define any name. */
@@ -466,9 +470,13 @@ void mimalloc_usage(usage_t *usage) {
 }
 
 void *_mi_malloc_generic(mi_theap_t *theap, size_t size, size_t zero_huge_alignment, size_t *usable) mi_attr_noexcept {
+    /* As in `page_was_taken`. If no block is found, there may be one in a new arena. */
+    int error = errno;
     if mi_unlikely (theap->generic_count % SLOW_CALLS == 0)
         pass_by(theap);
-    return malloc_generic_of_mimalloc(theap, size, zero_huge_alignment, usable);
+    void *block = malloc_generic_of_mimalloc(theap, size, zero_huge_alignment, usable);
+    errno = error;
+    return block;
 }
 
 mi_page_t *_mi_arenas_page_alloc(mi_theap_t *theap, size_t block_size, size_t page_alignment) {
