@@ -1,7 +1,7 @@
 //! The C library's functions that fork, under its names, and the one by which handlers around forks are registered. Each
 //! that forks makes the fork safe first (`fork`), or refuses it.
 
-use crate::c_library::{DAEMON, FORK, FORK_PTY};
+use crate::c_library::{DAEMON, FORK, FORK_PTY, FORK_WITH_HANDLERS};
 use crate::fork::{self, ForkHandler};
 use crate::start::is_acting;
 use crate::sys::{KeepErrno, say, set_errno};
@@ -41,9 +41,14 @@ pub unsafe extern "C" fn fork_with_handlers() -> libc::pid_t {
     if !is_ready() {
         return refuse();
     }
+    let Some(next) = FORK_WITH_HANDLERS.get() else {
+        // SAFETY:
+        // - the C library's own fork, with the caller's promise.
+        return unsafe { __fork() };
+    };
     // SAFETY:
-    // - the C library's own fork, with the caller's promise.
-    unsafe { __fork() }
+    // - the symbol is a function of this type: the C library's, or that of a library which replaces it; the caller's promise.
+    unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::pid_t>(next)() }
 }
 
 /// _Fork(3): runs no handlers.
