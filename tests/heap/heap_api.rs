@@ -1,9 +1,9 @@
 //! The preloaded heap behind the standard names: edge cases of malloc and related functions, C++'s new and delete,
-//! loading and unloading of libraries, growth of blocks in place, and mimalloc's own test suite, which
-//! `scripts/fetch-test-sources` fetches from Debian.
+//! loading and unloading of libraries, growth of blocks in place, what programs may expect of a C library's allocator beyond
+//! its documents, and mimalloc's own test suite, which `scripts/fetch-test-sources` fetches from Debian.
 
 use anyhow::{Context as _, Result, ensure};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
@@ -35,6 +35,14 @@ fn main() -> ExitCode {
         tests.push(suite(format!("mimalloc_suite/api/{name}"), *ground, api));
         tests.push(suite(format!("mimalloc_suite/api_fill/{name}"), *ground, api_fill));
         tests.push(suite(format!("mimalloc_suite/stress/{name}"), *ground, stress));
+    }
+    for (name, ground) in &GROUNDS[..2] {
+        for word in ["grow", "protect", "dontfork", "sandbox", "filter", "errno", "align", "little"] {
+            tests.push(as_in_the_c_library(format!("as_in_the_c_library/{word}/{name}"), word, *ground));
+        }
+        let needs = [vec![Need::Command("gcc".into())], ground.needs()].concat();
+        let name = format!("as_in_the_c_library/a_fork_of_a_library/{name}");
+        tests.push(test_case(name, needs, |t| fork_of_a_library(t, *ground)));
     }
     for sizes in [&[31][..], &[64], &[100], &[127], &[31, 64, 100, 127]] {
         let name = sizes.iter().map(u64::to_string).collect::<Vec<_>>().join("_");
@@ -102,6 +110,33 @@ fn corners(name: String, program: &'static str, ground: Ground) -> Test {
         ensure!(output.stdout == "all is well\n", "{}", output.stdout);
         Ok(())
     })
+}
+
+fn as_in_the_c_library(name: String, word: &'static str, ground: Ground) -> Test {
+    let needs = [vec![Need::Command("gcc".into())], ground.needs()].concat();
+    test_case(name, needs, move |t| {
+        let mut program = Program::named("heap/does_as_the_c_library.c")?.command()?;
+        program.arg(word);
+        let output = ground.run(t, program)?;
+        ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+        Ok(())
+    })
+}
+
+/// A library behind the heap that replaces fork is not left out.
+fn fork_of_a_library(t: &Context, ground: Ground) -> Result<()> {
+    let source = tests_folder().join("heap/programs/replaces_fork.c");
+    let (library, program) = (t.folder().join("libfork.so"), t.folder().join("forks"));
+    let build = |words: &[&str], out: &Path| {
+        let mut compile = Command::new("gcc");
+        compile.args(["-g", "-O1", "-fno-builtin", "-o"]).arg(out).arg(&source).args(words);
+        t.run(compile)?.success().map(drop)
+    };
+    build(&["-DLIBRARY", "-shared", "-fPIC"], &library)?;
+    build(&[&library.to_string_lossy()], &program)?;
+    let output = ground.run(t, Command::new(program))?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+    Ok(())
 }
 
 fn suite_folder() -> PathBuf {
