@@ -11,6 +11,7 @@ mod conduct;
 mod observation;
 mod postgres_address;
 pub mod record;
+mod retry;
 pub mod servers;
 pub mod toggle;
 mod tree;

@@ -10,6 +10,7 @@ use crate::ExperimentError;
 use crate::conduct::{Conduct, INTERRUPTION, Limits, Progress};
 use crate::observation::{between, counters_of, look_at};
 use crate::record::Recorder;
+use crate::retry::pauses;
 use crate::tree::{targets, tree_of, used_by};
 use crate::walks::{self, Meter, WalkTally};
 use crate::work::Counter;
@@ -23,11 +24,6 @@ use nix::unistd::Pid;
 use session::running::Pause;
 use std::fs::File;
 use std::time::{Duration, Instant};
-
-/// Number of tries until an arm counts as one that lifts nothing.
-const TRIES: u32 = 3;
-/// Pause before the second try; the next one is four times as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Switches the program from plain to an arm and back.
 pub trait Switcher {
@@ -392,9 +388,8 @@ impl Toggle<'_, '_> {
 
     /// Switches to an arm. If a lift was tried and failed in all ranges, it is repeated: huge pages can become free.
     fn lift(&mut self, arm: usize) -> Result<Done, Stop> {
-        let mut pause = FIRST_PAUSE;
         let mut done = self.switch(Some(arm))?;
-        for _ in 1..TRIES {
+        for pause in pauses() {
             if !done.has_failed_for_now() {
                 break;
             }
@@ -402,7 +397,6 @@ impl Toggle<'_, '_> {
             self.failure = self.failure.take().or(why);
             self.plain()?;
             self.wait(pause)?;
-            pause *= 4;
             done = Done { is_retried: true, ..self.switch(Some(arm))? };
         }
         if done.covered == Some(0) {

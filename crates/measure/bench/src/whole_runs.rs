@@ -11,6 +11,7 @@ use crate::ExperimentError;
 use crate::conduct::{Conduct, INTERRUPTION, Limits, Progress};
 use crate::observation::{between, counters_in, look_at};
 use crate::record::Recorder;
+use crate::retry::pauses;
 use crate::toggle::counters_of_all;
 use crate::walks::WalkTally;
 use linux::bounded::LIFT_REPORT;
@@ -51,7 +52,7 @@ pub struct Observed<'a> {
 }
 
 /// Runs blocks of whole runs until an end is reached. A run that fails ends the experiment: the measurements are kept.
-/// The first run of each kind that lasts long enough is observed.
+/// The first run of each kind that lasts long enough is observed. If all ranges of its lift failed, it is made again.
 ///
 /// # Errors
 /// [`ExperimentError`] if the record cannot be written.
@@ -93,6 +94,7 @@ fn run_with(
         tally,
         short,
         last: None,
+        failure: None,
     };
     let ended = runs.blocks(blocks, tell).map_err(ExperimentError::Record)?;
     for walks in runs.tally.events() {
@@ -118,6 +120,8 @@ struct Runs<'c, 'f, 'l> {
     short: Duration,
     /// The kind of the last run, and its time in seconds.
     last: Option<(Option<usize>, f64)>,
+    /// Why the first try of a lift since the last block failed, if a later one did not.
+    failure: Option<String>,
 }
 
 impl Runs<'_, '_, '_> {
@@ -147,17 +151,7 @@ impl Runs<'_, '_, '_> {
             if let Err(ended) = self.warm_up(arm) {
                 return Ok(Err(ended));
             }
-            let looks = self.looks.iter().filter(|looked_at| **looked_at == arm).count();
-            // For this thread's children: the run, from its exec on.
-            let mut meter = self.tally.meter(Target::Children);
-            let before = meter.read();
-            let run = if looks < LOOKS {
-                self.observed_run(arm, looks + 1 == LOOKS)?
-            } else {
-                one_run((self.command)(arm, None), &self.conduct, None)
-            };
-            self.tally.add(arm, &before, &meter.read());
-            match run {
+            match self.measured_run(arm)? {
                 Ok(run) => {
                     (*window, *counters) = (run.window, Some(run.counters));
                     self.last = Some((arm, run.window.wall));
@@ -173,7 +167,7 @@ impl Runs<'_, '_, '_> {
             counters,
             switches: None,
             latency: None,
-            retried: None,
+            retried: self.failure.take(),
         }))
     }
 
@@ -203,20 +197,60 @@ impl Runs<'_, '_, '_> {
         Ok(())
     }
 
-    /// A run that is observed while it continues, and that writes a report if it is lifted. On a busy machine it may
-    /// end before the observation: then the next run of its kind is observed, and only the last report is kept.
-    fn observed_run(&mut self, arm: Option<usize>, is_last: bool) -> std::io::Result<Result<Run, Ended>> {
-        let report = arm.map(|_| self.report.as_path());
-        let run = one_run((self.command)(arm, report), &self.conduct, Some(Looker::new(self.observed.only)));
-        let Ok(Run { seen, .. }) = &run else { return Ok(run) };
-        let lift = report.and_then(lift_in);
-        let looks = if seen.is_some() { LOOKS } else { 1 };
+    /// A run that counts. An observed run whose lift failed in all ranges is repeated: huge pages can become free.
+    fn measured_run(&mut self, arm: Option<usize>) -> std::io::Result<Result<Run, Ended>> {
+        let looks = self.looks.iter().filter(|looked_at| **looked_at == arm).count();
+        let mut pauses = pauses();
+        loop {
+            // For this thread's children: the run, from its exec on.
+            let mut meter = self.tally.meter(Target::Children);
+            let before = meter.read();
+            let (run, lift) = match self.run_of(arm, looks < LOOKS) {
+                Ok(run) => run,
+                Err(ended) => return Ok(Err(ended)),
+            };
+            // The report of a lift does not contain the heap.
+            let is_all = arm.is_some_and(|arm| !self.recorder.record().has_heap(arm));
+            let why = lift.as_ref().and_then(Lift::failed_for_now).filter(|_| is_all);
+            match why.zip(pauses.next()) {
+                Some((why, pause)) => {
+                    self.failure.get_or_insert(why);
+                    if !self.conduct.wait(pause) {
+                        return Ok(Err(Ended::Interrupted));
+                    }
+                }
+                None => {
+                    self.tally.add(arm, &before, &meter.read());
+                    if looks < LOOKS {
+                        self.observe(arm, looks + 1 == LOOKS, &run, lift)?;
+                    }
+                    return Ok(Ok(run));
+                }
+            }
+        }
+    }
+
+    /// A run. An observed one writes a report if it is lifted.
+    fn run_of(&mut self, arm: Option<usize>, is_observed: bool) -> Result<(Run, Option<Lift>), Ended> {
+        let report = arm.map(|_| self.report.as_path()).filter(|_| is_observed);
+        let looker = is_observed.then(|| Looker::new(self.observed.only));
+        let run = one_run((self.command)(arm, report), &self.conduct, looker)?;
+        Ok((run, report.and_then(lift_in)))
+    }
+
+    /// Records the observation of a run. On a busy machine it may end before the observation: then the next run of its
+    /// kind is observed, and only the last report is kept.
+    fn observe(&mut self, arm: Option<usize>, is_last: bool, run: &Run, lift: Option<Lift>) -> std::io::Result<()> {
+        let looks = if run.seen.is_some() { LOOKS } else { 1 };
         self.looks.extend(std::iter::repeat_n(arm, looks));
-        if seen.is_some() || (is_last && lift.is_some()) {
-            let seen = Observation { arm, lift, ..seen.clone().unwrap_or_default() };
+        if lift.as_ref().is_some_and(|lift| lift.failed_for_now().is_some()) {
+            self.failure = None;
+        }
+        if run.seen.is_some() || (is_last && lift.is_some()) {
+            let seen = Observation { arm, lift, ..run.seen.clone().unwrap_or_default() };
             self.recorder.add(Event::Observed(Box::new(seen)))?;
         }
-        Ok(run)
+        Ok(())
     }
 }
 
@@ -398,6 +432,16 @@ mod tests {
     use measure::toggle::Per;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    /// Report of a lift that found no huge page.
+    const FAILED: &str = r#"{"program":"p","unlifted":null,"considered_bytes":8,"covered_bytes":0,
+        "advised_bytes":0,"made_resident_bytes":0,"refusals":[],"edges":[],"ranges":[{"object":"p","kinds":["text"],
+        "range":{"start":"0x0","end":"0x8"},"source":null,"page_size":8,"covered":[],"advised":0,"uncovered":[],
+        "failed":[{"source":"collapse","reason":"no free huge page"}]}]}"#;
+    /// Report of a lift of all memory.
+    const LIFTED: &str = r#"{"program":"p","unlifted":null,"considered_bytes":8,"covered_bytes":8,
+        "advised_bytes":0,"made_resident_bytes":8,"refusals":[],"edges":[],"ranges":[]}"#;
+    const REASON: &str = "collapse: no free huge page";
+
     fn run_of(shell: &str, time: Duration) -> Record {
         run_blocks(shell, time, usize::MAX)
     }
@@ -467,6 +511,40 @@ mod tests {
         assert!(seen.iter().all(resident), "{seen:?}");
         assert!(seen.iter().all(|seen| seen.process == "sh" || seen.process == "sleep"));
         assert!(record.timed_blocks().all(|block| block.counters.is_some_and(|of| of[0].minor_faults > 0)));
+    }
+
+    /// A record of runs of which the first `failures` lifted ones find no pages; and the number of lifted runs with a report.
+    fn run_with_failures(failures: usize) -> (Record, usize) {
+        let arms = vec!["arm".to_owned()];
+        let header = Header::new(Design::Runs, "true".to_owned(), arms, "runs".to_owned(), Per::Second, 1);
+        let interrupted = AtomicBool::new(false);
+        let limits = Limits { time: Duration::from_secs(100), resolution: None, interrupted: &interrupted };
+        let mut lifts = 0;
+        let mut command = |_: Option<usize>, report: Option<&Path>| {
+            if let Some(report) = report {
+                lifts += 1;
+                std::fs::write(report, if lifts <= failures { FAILED } else { LIFTED }).unwrap();
+            }
+            Command::new("true")
+        };
+        let mut tell = |progress: &Progress<'_>| interrupted.store(progress.blocks >= 8, Ordering::Relaxed);
+        let record = run(&mut command, Observed::default(), header, limits, None, &mut tell).unwrap();
+        (record, lifts)
+    }
+
+    #[test]
+    fn a_run_whose_lift_finds_no_pages_is_made_again() {
+        let (record, lifts) = run_with_failures(2);
+        assert!(record.lifted_nothing(0).is_none() && lifts == 2 + LOOKS, "{lifts}: {record:?}");
+        let retried: Vec<_> = record.timed_blocks().filter_map(|block| block.retried.as_deref()).collect();
+        assert_eq!(retried, [REASON]);
+    }
+
+    #[test]
+    fn a_lift_that_never_finds_pages_is_no_retry() {
+        let (record, _) = run_with_failures(usize::MAX);
+        assert_eq!(record.lifted_nothing(0).as_deref(), Some(REASON));
+        assert!(record.timed_blocks().all(|block| block.retried.is_none()));
     }
 
     #[test]

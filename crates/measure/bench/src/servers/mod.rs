@@ -18,6 +18,7 @@ use crate::ExperimentError;
 use crate::conduct::{Conduct, Limits, Progress};
 use crate::observation::{between, look_at};
 use crate::record::Recorder;
+use crate::retry::pauses;
 use crate::toggle::latencies_of_all;
 use crate::tree;
 use crate::walks::{Meter, WalkTally};
@@ -97,6 +98,7 @@ pub fn run(
         order,
         exchangeable,
         places,
+        failure: None,
     };
     let ended = match experiment.all_starts(tell) {
         Ok(ended) => ended,
@@ -143,6 +145,7 @@ type Started<'a> = Vec<Loaded<'a>>;
 struct Loaded<'a> {
     load: OpenLoad<'a>,
     server: Server,
+    lift: Option<Lift>,
     /// Meters of the processes that exist once it is ready, and of their descendants.
     meters: Vec<Meter>,
 }
@@ -160,6 +163,8 @@ struct Experiment<'s, 'l> {
     exchangeable: Vec<usize>,
     places: Schedule,
     tally: WalkTally,
+    /// Why the first try of a lift since the last block failed, if a later one did not.
+    failure: Option<String>,
 }
 
 impl Experiment<'_, '_> {
@@ -172,9 +177,7 @@ impl Experiment<'_, '_> {
             let load = self.servers.load;
             let folders = exchanged(&folders, &self.exchangeable, &self.places.next_round());
             let mut started = self.start(&names, &folders, load)?;
-            if start == 0 {
-                self.look(&started)?;
-            }
+            self.look(&started, start == 0)?;
             self.warm_up(&mut started)?;
             if let Some(ended) = self.blocks_of(start, until, &mut started, tell)? {
                 return Ok(ended);
@@ -214,32 +217,82 @@ impl Experiment<'_, '_> {
         folders: &[PathBuf],
         source: &'a LoadSource,
     ) -> Result<Started<'a>, Broken> {
-        let ports = free_ports(names.len())?;
+        let ports = free_ports(names.len() * (1 + pauses().count()))?;
         let mut started: Vec<Option<Loaded<'a>>> = names.iter().map(|_| None).collect();
         for number in self.order.next_round() {
-            let place = ServerPlace { port: ports[number], folder: folders[number].clone() };
-            let report = self.report_of(number);
-            fs::remove_file(&report).ok();
-            let arm = self.arm_of(number);
-            let command = (self.servers.command)(arm, &report, &place);
-            let mut server = Server::start(&names[number], command, place)?;
-            let (ready, conduct) = (self.servers.ready, &self.conduct);
-            server.wait_for(conduct, &mut |place, until| {
-                is_ready(ready, Some(source), place, &|| conduct.is_interrupted() || Instant::now() > until)
-            })?;
-            // Between the search for a free port and the start of the server another user may have taken it.
-            port_is_of(server.place.port, server.pid())
-                .map_err(|why| Broken::Failed(format!("{}: {why}", server.name)))?;
-            if let Some(command) = self.servers.fill {
-                let what = format!("--fill for the server {}", server.name);
-                let filled = shell(&what, &server.place.fill_in(command), &self.conduct);
-                filled.map_err(|broken| server.explained(broken, &self.conduct))?;
-            }
-            let open = source.open(self.servers.clients, self.servers.bursts, &server.place);
-            let load = open.map_err(|broken| server.explained(broken, &self.conduct))?;
-            started[number] = Some(Loaded { load, meters: self.meters(server.pid()), server });
+            let ports = ports.iter().skip(number).step_by(names.len());
+            let places = ports.map(|&port| ServerPlace { port, folder: folders[number].clone() });
+            let (server, lift) = self.start_lifted(number, &names[number], places, source)?;
+            started[number] = Some(self.loaded(server, lift, source)?);
         }
         Ok(started.into_iter().flatten().collect())
+    }
+
+    /// Starts a server. If its lift failed in all ranges, it is started again at the next place: huge pages can become free.
+    fn start_lifted(
+        &mut self,
+        number: usize,
+        name: &str,
+        places: impl Iterator<Item = ServerPlace>,
+        source: &LoadSource,
+    ) -> Result<(Server, Option<Lift>), Broken> {
+        let (arm, report) = (self.arm_of(number), self.report_of(number));
+        // The report of a lift does not contain the heap.
+        let is_all = arm.is_some_and(|arm| !self.recorder.record().has_heap(arm));
+        let (mut pauses, mut first) = (pauses(), None);
+        for place in places {
+            fs::remove_file(&report).ok();
+            let command = (self.servers.command)(arm, &report, &place);
+            let server = self.start_one(name, command, place, source)?;
+            let lift = lift_in(&report);
+            let why = lift.as_ref().and_then(Lift::failed_for_now).filter(|_| is_all);
+            let Some(why) = why else {
+                self.failure = self.failure.take().or(first);
+                return Ok((server, lift));
+            };
+            let Some(pause) = pauses.next() else { return Ok((server, lift)) };
+            first = first.or(Some(why));
+            drop(server);
+            if !self.conduct.wait(pause) {
+                return Err(Broken::Interrupted);
+            }
+        }
+        Err(Broken::Failed(format!("the server {name}: no port is left")))
+    }
+
+    /// Starts a command and waits until the server is ready.
+    fn start_one(
+        &self,
+        name: &str,
+        command: Command,
+        place: ServerPlace,
+        source: &LoadSource,
+    ) -> Result<Server, Broken> {
+        let mut server = Server::start(name, command, place)?;
+        let (ready, conduct) = (self.servers.ready, &self.conduct);
+        server.wait_for(conduct, &mut |place, until| {
+            is_ready(ready, Some(source), place, &|| conduct.is_interrupted() || Instant::now() > until)
+        })?;
+        // Between the search for a free port and the start of the server another user may have taken it.
+        port_is_of(server.place.port, server.pid()).map_err(|why| Broken::Failed(format!("{}: {why}", server.name)))?;
+        Ok(server)
+    }
+
+    /// Fills a server that is ready, and connects its load.
+    fn loaded<'a>(
+        &mut self,
+        mut server: Server,
+        lift: Option<Lift>,
+        source: &'a LoadSource,
+    ) -> Result<Loaded<'a>, Broken> {
+        if let Some(command) = self.servers.fill {
+            let what = format!("--fill for the server {}", server.name);
+            let filled = shell(&what, &server.place.fill_in(command), &self.conduct);
+            filled.map_err(|broken| server.explained(broken, &self.conduct))?;
+        }
+        let open = source.open(self.servers.clients, self.servers.bursts, &server.place);
+        let load = open.map_err(|broken| server.explained(broken, &self.conduct))?;
+        Ok(Loaded { load, meters: self.meters(server.pid()), lift, server })
     }
 
     fn meters(&mut self, pid: i32) -> Vec<Meter> {
@@ -254,12 +307,18 @@ impl Experiment<'_, '_> {
         self.folder.join(format!("report-{server}"))
     }
 
-    /// Looks at the plain server and at each arm's. An arm that lifted nothing is left out.
-    fn look(&mut self, started: &Started<'_>) -> Result<(), Broken> {
+    /// Looks at the plain server and at each arm's; after the first start only at those that lifted nothing, unlike before. An
+    /// arm that lifted nothing is left out.
+    fn look(&mut self, started: &Started<'_>, is_first: bool) -> Result<(), Broken> {
         let mut nothing = Vec::new();
-        for (number, Loaded { server, .. }) in started.iter().enumerate().take(started.len() - 1) {
-            let (arm, lift) = (self.arm_of(number), lift_in(&self.report_of(number)));
+        for (number, Loaded { server, lift, .. }) in started.iter().enumerate().take(started.len() - 1) {
+            let (arm, lift) = (self.arm_of(number), lift.clone());
             let why = lift.as_ref().and_then(Lift::nothing);
+            let is_news =
+                || why.is_some() && arm.is_some_and(|arm| self.recorder.record().lifted_nothing(arm).is_none());
+            if !is_first && !is_news() {
+                continue;
+            }
             let seen = look_at(server.pid());
             if seen.is_some() || why.is_some() {
                 let at = self.conduct.elapsed().as_secs_f64();
@@ -306,7 +365,7 @@ impl Experiment<'_, '_> {
                 counters: Some(done.counters),
                 switches: None,
                 latency: latencies_of_all(done.latencies),
-                retried: None,
+                retried: self.failure.take(),
             };
             self.recorder.add(Event::Block(Box::new(block))).map_err(Broken::Record)?;
             let ended = self.conduct.after_block(&self.recorder, tell);

@@ -121,6 +121,12 @@ impl Lift {
         Some(self.unlifted.clone().or(failed).or_else(left).unwrap_or_else(|| "the options chose nothing".to_owned()))
     }
 
+    /// The reason why no memory was lifted, if ranges were to be lifted: another try may succeed.
+    pub fn failed_for_now(&self) -> Option<String> {
+        let is_planned = self.ranges.iter().any(|range| !range.failed.is_empty());
+        self.nothing().filter(|_| is_planned)
+    }
+
     /// Bytes on huge pages, and resident bytes, of the mappings that the lift covered, in a map of the same program at other
     /// addresses.
     pub(crate) fn huge_and_resident_in(&self, map: &AddressMap) -> (u64, u64) {
