@@ -1,7 +1,7 @@
 //! Programs on shared images: lifted at the start and while they run, shared between processes, never stale.
 
 use crate::safety::NOBODY;
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ pub fn tests() -> Vec<Test> {
         test_case("a_changed_program_never_meets_an_old_image", needs(), changed_program),
         test_case("without_a_store_the_next_source_serves", needs(), no_store),
         test_case("what_has_no_image_says_why", needs(), says_why),
+        test_case("merged_edges_are_shown_by_an_image_of_their_base", needs(), merged_edges),
         test_case("gdb_finds_symbols_through_the_path", with_gdb, symbols),
     ]
 }
@@ -182,6 +183,34 @@ fn says_why(t: &Context) -> Result<()> {
     check(&session, &store.path)?;
     let said = end(session)?.stderr;
     ensure!(!said.contains("no image: "), "{said}");
+    Ok(())
+}
+
+/// A huge page with code and read-only data is mapped from an image. `image add` without options makes one for another
+/// base; the message names the option.
+fn merged_edges(t: &Context) -> Result<()> {
+    let _at_rest = Setting::khugepaged_at_rest()?;
+    let store = TestStore::of(t, "256M")?;
+    let file = copy_of_a_program(t, "program")?;
+    let start = || -> Result<Session> {
+        let words = ["-v", "--pages", "image", "--edges", "merge-read-only"];
+        let mut command = t.lifted(&words, &Command::new(&file))?;
+        command.env("PAGELIFT_STORE", &store.path).uid(NOBODY).gid(NOBODY).current_dir("/");
+        let session = t.session(command)?;
+        session.wait_for_line("ready")?;
+        session.wait_for_stderr("edges ")?;
+        Ok(session)
+    };
+    store.add(t, &file)?;
+    let said = end(start()?)?.stderr;
+    let fix = "fix, as root: pagelift image add --base-offset ";
+    let base = said.split_once(fix).and_then(|(_, rest)| rest.split(' ').next());
+    let base = base.with_context(|| format!("no base is named: {said}"))?;
+    store.image(t, "add", &["--base-offset", base, &file.to_string_lossy()])?.success()?;
+    let session = start()?;
+    check(&session, &store.path)?;
+    let said = end(session)?.stderr;
+    ensure!(!said.contains("shared image") && said.contains("rodata+text   r-x"), "{said}");
     Ok(())
 }
 

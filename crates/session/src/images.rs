@@ -4,7 +4,8 @@ use crate::nodes::{self, Home};
 use address_space::{AddressRange, AddressSpace, ElfImage, LoadedObject, PageSize, RangeSet};
 use foreign_text::quoted_path;
 use image_store::{
-    FileSystem, Form, Image, Layout, Request, SourceKey, Store, StoreError, default_directory, is_made_unasked,
+    FileSystem, Form, Image, ImageSegment, Layout, Request, SourceKey, Store, StoreError, default_directory,
+    is_made_unasked,
 };
 use lift_plan::{
     CachedFile, ImageSpan, MachineFacts, Policy, ProcessFacts, Reason, ThpMode, cached_coverable, coverable,
@@ -190,12 +191,18 @@ struct Source<'a> {
     file: File,
     key: SourceKey,
     layout: Layout,
+    /// The layout of `pagelift image add` without options.
+    likely: Layout,
 }
 
 fn look_at<'a>(pid: i32, space: &AddressSpace, object: &'a LoadedObject, store: &Store) -> Result<Source<'a>, String> {
     let (file, identity) = open(pid, space, object).ok_or("its file cannot be opened, or has been replaced")?;
     let key = SourceKey::new(&file, identity, &object.image).map_err(|error| error.to_string())?;
-    Ok(Source { path: &object.path, file, key, layout: Layout::at(store.page_size(), object.bias) })
+    let (layout, likely) = (
+        Layout::at(store.page_size(), object.bias),
+        Layout::most_likely(&object.image, store.page_size(), base_page()),
+    );
+    Ok(Source { path: &object.path, file, key, layout, likely })
 }
 
 impl Source<'_> {
@@ -223,8 +230,14 @@ impl Source<'_> {
         if wanted == Wanted::CopyForTheNode {
             return Ok((None, why));
         }
-        let none =
-            || format!("the store has none for this base; fix, as root: pagelift image add {}", quoted_path(self.path));
+        let none = || {
+            let base = match self.layout == self.likely {
+                true => String::new(),
+                false => format!("--base-offset {:#x} ", self.layout.base_offset()),
+            };
+            let path = quoted_path(self.path);
+            format!("the store has none for this base; fix, as root: pagelift image add {base}{path}")
+        };
         let shared = self.found_or_made(store, self.layout.into(), &request).map_err(|error| error.to_string())?;
         Ok((Some(shared.ok_or_else(none)?), why))
     }
@@ -276,8 +289,8 @@ fn spans(
     }
     let path = image.path().to_str().ok_or("the store's path is no UTF-8")?;
     let mut spans = Vec::new();
-    for segment in image.segments() {
-        let range = segment.memory.shifted(object.bias);
+    for range in joined(image) {
+        let range = range.shifted(object.bias);
         for unchanged in unchanged_parts(range, space, object, pagemap) {
             let Some(offset) = image.offset_of(unchanged, object.bias) else { continue };
             let (path, page_size) = (path.to_owned(), image.layout().page_size());
@@ -285,6 +298,22 @@ fn spans(
         }
     }
     Ok(spans)
+}
+
+/// The segments of an image before the bias, joined where they are neighbours in memory and in the image: a huge page may
+/// contain code and read-only data.
+fn joined(image: &Image) -> Vec<AddressRange> {
+    let mut joined: Vec<(AddressRange, u64)> = Vec::new();
+    for ImageSegment { memory, offset, .. } in image.segments() {
+        let distance = offset.wrapping_sub(memory.start().0);
+        match joined.last_mut() {
+            Some((before, of)) if before.end() == memory.start() && *of == distance => {
+                *before = AddressRange::new(before.start(), memory.end());
+            }
+            _ => joined.push((*memory, distance)),
+        }
+    }
+    joined.into_iter().map(|(range, _)| range).collect()
 }
 
 /// True if a process runs as root, which could open an image that is for root only. The kernel shows a process that

@@ -1,14 +1,15 @@
 //! Makes a plan from facts and a policy.
 
+mod images;
+
 use crate::cached::{CachedPlace, cached_place};
 use crate::groups::{Group, Run, group, kinds_of};
 use crate::kept::{Kept, kept_pages};
 use crate::pieces::{refusal_by_protection, special_in};
 use crate::placement::{Placed, PoolOnNodes, memory_bound, place, pool_on};
 use crate::{
-    Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, Method, Numa, ObjectChoice, Pages, Part, Piece,
-    Placement, Plan, Policy, PoolLimit, Preference, ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode,
-    WritablePages, pieces_of,
+    Attempt, Edge, EdgeCure, Edges, Kind, MachineFacts, Method, Numa, ObjectChoice, Pages, Part, Piece, Placement,
+    Plan, Policy, PoolLimit, ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, WritablePages, pieces_of,
 };
 use address_space::{
     AddressRange, ElfKind, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, Protection, RangeSet,
@@ -347,41 +348,6 @@ impl<'a> Planner<'a> {
             // The image, or the page cache, is in memory already, shared by all processes.
             Method::MapImage { .. } | Method::Refault | Method::MapAgain { .. } => 0,
         }
-    }
-
-    fn image_parts(&self, run: &Run) -> Result<Vec<Part>, Reason> {
-        let span = self.image_span(run.range).ok_or_else(|| match &self.placed {
-            _ if self.policy.numa == Numa::Own => Reason::NoImage,
-            Ok(Some(Placed { placement: Some(placement), .. })) if placement.preference == Preference::Bind => {
-                Reason::NoImageOnNode(placement.nodes.clone())
-            }
-            Err(reason) => reason.clone(),
-            Ok(_) => Reason::SharedPages,
-        })?;
-        let offset = span.offset + (run.range.start() - span.range.start());
-        Ok(whole(run, Method::MapImage { path: span.path.clone(), offset }))
-    }
-
-    /// Returns the image that can show all of the range on huge pages of the wanted size.
-    fn image_span(&self, range: AddressRange) -> Option<&'a ImageSpan> {
-        let size = self.size.bytes();
-        self.process.images.iter().find(|span| {
-            span.page_size == self.size
-                && span.range.covers(range)
-                && span.range.start().0 % size == span.offset % size
-                && self.may_lie_there(span)
-        })
-    }
-
-    /// True if the user leaves the nodes to the process, or has chosen the node of this copy of the image.
-    fn may_lie_there(&self, span: &ImageSpan) -> bool {
-        self.policy.numa == Numa::Own
-            || match (span.node, &self.placed) {
-                (Some(node), Ok(Some(Placed { placement: Some(placement), .. }))) => {
-                    placement.preference == Preference::Bind && placement.nodes.contains(node)
-                }
-                _ => false,
-            }
     }
 
     /// Cuts a run at the places from which, or up to which, an image or a file in huge folios shows it.

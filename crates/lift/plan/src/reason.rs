@@ -96,6 +96,8 @@ pub enum Reason {
     },
     /// No shared image shows the range.
     NoImage,
+    /// The object's shared image does not show the range, for example because the process has changed it.
+    NotInImage,
     /// The range is no unchanged mapping of a file, or the file's state in the page cache is unknown.
     NoCachedFile,
     /// A huge folio can only be mapped if the address agrees with the offset in the file.
@@ -230,6 +232,7 @@ impl Reason {
             }
             Self::PoolPagesStay(_) => Some("--pages thp, or pagelift run".to_owned()),
             Self::NoImage => Some("pagelift image setup; pagelift image add FILE".to_owned()),
+            Self::NotInImage => Some("--pages auto, which copies the rest".to_owned()),
             Self::NotCongruent { size, .. } => {
                 Some(format!("link it with -z max-page-size={}, or --pages auto", size.bytes()))
             }
@@ -313,6 +316,7 @@ impl fmt::Display for Reason {
                 write!(f, "transparent huge pages are {size} here, {wanted} requested")
             }
             Self::NoImage => f.write_str("no shared image shows it"),
+            Self::NotInImage => f.write_str("its shared image shows other parts only"),
             Self::NoCachedFile => f.write_str("it maps no file whose page cache can be read"),
             Self::NotCongruent { bytes, size } => write!(
                 f,
@@ -491,6 +495,7 @@ mod tests {
                 "unlock it",
             ),
             (Reason::NoImage, "no shared image shows it", "pagelift image setup; pagelift image add FILE"),
+            (Reason::NotInImage, "its shared image shows other parts only", "--pages auto, which copies the rest"),
             (
                 Reason::ThpOff,
                 "transparent huge pages are off (`never`), needed `madvise` or `always`",

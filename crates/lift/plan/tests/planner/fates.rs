@@ -162,6 +162,7 @@ pub fn is_want_of_means(reason: &Reason) -> bool {
             | NoThp
             | ThpSize { .. }
             | NoImage
+            | NotInImage
             | Memory { .. }
             | Mappings { .. }
             | ProtectionPending

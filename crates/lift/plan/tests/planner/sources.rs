@@ -61,7 +61,8 @@ impl Case<'_> {
         let (size, pools) = (self.size, &self.machine.pools);
         match source {
             Source::File => self.fault_of_files(range),
-            Source::Image => image_of(self.program, range, size).is_none().then_some(Reason::NoImage),
+            Source::Image if image_of(self.program, range, size).is_some() => None,
+            Source::Image => Some(if self.has_image(range) { Reason::NotInImage } else { Reason::NoImage }),
             Source::Hugetlb if pools.iter().all(|pool| pool.size != size) => {
                 Some(Reason::NoSuchPool { size, sizes: pools.iter().map(|pool| pool.size).collect() })
             }
@@ -77,6 +78,16 @@ impl Case<'_> {
                 Some(thp) => (thp.size != size).then_some(Reason::ThpSize { wanted: size, size: thp.size }),
             },
         }
+    }
+
+    /// True if an image shows other memory of the object.
+    fn has_image(&self, range: AddressRange) -> bool {
+        let facts = &self.program.facts;
+        let of_object = |span: &ImageSpan| {
+            let mut extents = facts.objects.iter().map(|object| object.extent());
+            extents.any(|extent| extent.overlaps(range) && extent.overlaps(span.range))
+        };
+        facts.images.iter().any(|span| span.page_size == self.size && of_object(span))
     }
 
     /// Why a range is not mapped from the page cache, if so.
