@@ -47,6 +47,7 @@ fn main() -> ExitCode {
             ensure!(is_one_line && output.stderr.contains("FORGED"), "{output:?}");
             Ok(())
         }),
+        test_case("usage/a_process_is_no_command", vec![], process_as_command),
         test_case("make/says_how_to_get_rust", vec![Need::Command("make".into())], make_without_rust),
         test_case("install/puts_everything_in_place", vec![Need::Command("make".into())], install),
         test_case("make/lays_side_by_side_what_every_start_runs", linked_in_order(), side_by_side),
@@ -439,6 +440,25 @@ fn status_of_all(t: &Context) -> Result<()> {
 }
 
 /// If Rust is missing or too old, `make` prints the command that installs it.
+/// Commands that take a process by an option name the option.
+fn process_as_command(t: &Context) -> Result<()> {
+    let pid = std::process::id().to_string();
+    for (words, fix) in [
+        ("stat", "fix: pagelift stat -p "),
+        ("stat --", "fix: pagelift stat -p "),
+        ("estimate", "fix: pagelift estimate -p "),
+        ("bench", "fix: pagelift bench --toggle "),
+        ("run --", "fix: pagelift attach "),
+        ("shootdowns", "a process is given as -p "),
+    ] {
+        let words: Vec<&str> = words.split(' ').chain([pid.as_str()]).collect();
+        let output = t.run(t.pagelift(&words)?)?;
+        ensure!(output.ending != Ending::Exit(0) && output.stdout.is_empty(), "{output:?}");
+        ensure!(output.stderr.contains(&format!("{fix}{pid}")), "{words:?}: {}", output.stderr);
+    }
+    Ok(())
+}
+
 fn make_without_rust(t: &Context) -> Result<()> {
     let old = t.folder().join("old-cargo");
     write_script(t, &old, "#!/bin/sh\necho 'cargo 1.63.0 (fd9c4297c 2022-07-01)'\n")?;

@@ -300,8 +300,8 @@ fn spans(
     Ok(spans)
 }
 
-/// The segments of an image before the bias, joined where they are neighbours in memory and in the image: a huge page may
-/// contain code and read-only data.
+/// The segments of an image before the bias. Those that are adjacent in memory and in the image are joined, since a huge page
+/// may contain code and read-only data.
 fn joined(image: &Image) -> Vec<AddressRange> {
     let mut joined: Vec<(AddressRange, u64)> = Vec::new();
     for ImageSegment { memory, offset, .. } in image.segments() {

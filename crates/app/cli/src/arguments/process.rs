@@ -1,10 +1,12 @@
 //! A process as a user names it: by its number, or by the name of its program.
 
 use address_space::format_bytes;
+use anyhow::bail;
 use foreign_text::printable;
+use linux::search_path::find_program;
 use process_view::ProcessFiles;
 use session::running::Chosen;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 /// Maximum number of processes that are listed for an ambiguous name.
@@ -18,7 +20,7 @@ const WIDEST_COMMAND: usize = 60;
 /// The word matches no process, or several, which are listed.
 pub fn process_number(word: &str) -> Result<i32, String> {
     if !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit()) {
-        return word.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| format!("no process has the number {word}"));
+        return process_number_of(word).ok_or_else(|| format!("no process has the number {word}"));
     }
     if word.starts_with('-') {
         return Err("needed: the number of a process, or the name of its program".to_owned());
@@ -44,6 +46,33 @@ pub fn process_unless_file(word: &OsStr) -> Result<Option<i32>, String> {
         true => why,
         false => format!("{} is neither a file nor one process: {why}", printable(text)),
     })
+}
+
+/// Refuses a command that is only the number of a process, and no program. `fix` is the command before the number.
+///
+/// # Errors
+/// The number, and the command that acts on a process.
+pub fn refuse_process(command: &[OsString], fix: &str) -> anyhow::Result<()> {
+    let [word] = command else { return Ok(()) };
+    let number = word.to_str().filter(|word| process_number_of(word).is_some());
+    match number.filter(|_| find_program(word).is_none()) {
+        Some(number) => bail!("{number} is the number of a process, needed: a command; fix: {fix} {number}"),
+        None => Ok(()),
+    }
+}
+
+/// For a positional argument that exists only for its message: the process is an option's value.
+///
+/// # Errors
+/// Always: the option.
+pub fn needs_option(word: &str) -> Result<i32, String> {
+    Err(format!("a process is given as -p {}", printable(word)))
+}
+
+/// The number of a process, if a word is one.
+fn process_number_of(word: &str) -> Option<i32> {
+    let is_number = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    word.parse().ok().filter(|pid| is_number && *pid > 0)
 }
 
 fn choices(name: &str, pids: &[i32]) -> String {
@@ -81,6 +110,13 @@ mod tests {
         );
         let none = process_number("no-such-program-anywhere").unwrap_err();
         assert!(none.contains("no process runs a program named no-such-program-anywhere"), "{none}");
+        let refused = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            refuse_process(&words, "pagelift stat -p").map_err(|error| error.to_string())
+        };
+        let why = "4711 is the number of a process, needed: a command; fix: pagelift stat -p 4711";
+        assert_eq!(refused(&["4711"]), Err(why.to_owned()));
+        assert!(refused(&["4711", "x"]).is_ok() && refused(&["./4711"]).is_ok() && refused(&["0"]).is_ok());
         let listed = choices("a\u{1b}b", &[1; 10]);
         assert_eq!(process_unless_file(OsStr::new("4711")), Ok(Some(4711)));
         assert_eq!(process_unless_file(OsStr::new("src")), Ok(None), "a file of the crate's folder");

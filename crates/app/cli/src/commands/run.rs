@@ -7,6 +7,7 @@
 
 mod in_place;
 
+use crate::arguments::process::refuse_process;
 use crate::arguments::via::ViaArg;
 use crate::definition::RunArgs;
 use crate::exit::OWN_FAILURE;
@@ -43,6 +44,10 @@ const NOT_EXECUTABLE: u8 = 126;
 
 /// Returns only if the program could not be started.
 pub fn run(args: &RunArgs) -> u8 {
+    if let Err(why) = refuse_process(&args.command, "pagelift attach") {
+        say!("pagelift: {why}");
+        return NOT_FOUND;
+    }
     let mut heap = decide_heap(args);
     if let Some(decision) = heap.decision.as_ref().filter(|_| !args.outcome.quiet || (args.require && heap.is_short)) {
         say!("{}", heap::decision(decision));

@@ -1,7 +1,7 @@
 //! `pagelift shootdowns`.
 
 use super::reading::confine_to;
-use crate::arguments::process::process_number;
+use crate::arguments::process::{needs_option, process_number};
 use crate::arguments::time::{DAY, SECOND, seconds};
 use crate::exit::interruptions;
 use crate::output::Output;
@@ -22,6 +22,9 @@ pub struct ShootdownsArgs {
     /// Show only this process: its number, or the name of its program.
     #[arg(short, long, value_name = "PID|NAME", value_parser = process_number)]
     pub pid: Option<i32>,
+    /// Only for a message that names the option.
+    #[arg(hide = true, value_name = "PID|NAME", value_parser = needs_option)]
+    pub process: Option<i32>,
     /// Time to watch: 10s, 5m [default: until Ctrl-C on a terminal, otherwise 10s].
     #[arg(long = "for", value_name = "TIME", value_parser = seconds(SECOND, DAY))]
     pub time: Option<Duration>,

@@ -10,7 +10,7 @@ pub mod report;
 pub mod rounds;
 
 use crate::arguments::policy::choice;
-use crate::arguments::process::process_number;
+use crate::arguments::process::{process_number, refuse_process};
 use crate::arguments::time::{DAY, SECOND, milliseconds, seconds};
 use crate::exit::{OWN_FAILURE, interruptions};
 use crate::output;
@@ -80,6 +80,7 @@ pub struct StatArgs {
 
 /// Measures and prints. Returns the status to exit with.
 pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
+    refuse_process(&args.command, "pagelift stat -p")?;
     let output = Output::open(args)?;
     if !args.command.is_empty() {
         return of_command(args, output);

@@ -17,6 +17,7 @@ use bench::record::read;
 use bench::whole_runs::Observed;
 use bench::{Limits, Progress};
 use cli::arguments::bench::{ArmArg, BenchArgs, PerArg};
+use cli::arguments::process::refuse_process;
 use cli::commands::reading::confine_to;
 use cli::exit::interruptions;
 use cli::output::Output;
@@ -44,6 +45,7 @@ const WATCH: Duration = Duration::from_millis(500);
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     calm::needs_a_start(args, args.toggle.is_some())?;
     heap_needs_a_start(args)?;
+    refuse_process(&args.command, "pagelift bench --toggle")?;
     let record = match (&args.from, args.toggle, &args.servers.server) {
         (Some(path), ..) => kept(path)?,
         (None, Some(pid), _) => toggle::run(args, pid)?,

@@ -4,7 +4,7 @@ mod again;
 
 use super::probe::beside;
 use crate::arguments::policy::{PolicyArgs, words};
-use crate::arguments::process::process_number;
+use crate::arguments::process::{process_number, refuse_process};
 use crate::arguments::time::{LONGEST, seconds};
 use crate::output::Output;
 use crate::say;
@@ -120,6 +120,7 @@ fn parse_count(text: &str) -> Result<u64, String> {
 
 /// Traces, simulates and prints.
 pub fn run(args: &EstimateArgs) -> Result<()> {
+    refuse_process(&args.command, "pagelift estimate -p")?;
     let (slice, cpu) = (slice(args)?, cpu(args)?);
     let started = match args.pid {
         Some(pid) => Started::of_process(pid, args.again)?,
