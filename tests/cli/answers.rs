@@ -15,6 +15,8 @@ pub struct Answers {
     inspect: String,
     dry_run: String,
     doctor: String,
+    /// The lines of `stat` that name the process and its huge pages.
+    stat: [String; 2],
     /// Size on huge pages.
     pub huge: String,
     /// Size that a lift would add.
@@ -50,6 +52,7 @@ impl Answers {
             inspect: first_line(t, &["inspect"], pid)?,
             dry_run: first_line(t, &["attach", "--dry-run"], pid)?,
             doctor: text("summary").context("no verdict")?,
+            stat: of_stat(t, pid)?,
             huge,
             added,
             run: text("run"),
@@ -64,12 +67,13 @@ impl Answers {
         for answer in [&self.inspect, &self.doctor] {
             ensure!(added_of(answer) == self.added, "a lift would add something else");
         }
+        ensure!(self.stat[1].starts_with(&format!("{} of ", self.huge)), "stat has other bytes on huge pages");
         let planned =
             self.dry_run.split_once("]: ").and_then(|(_, plan)| plan.split_once(" of ")).context("no plan")?;
         ensure!(planned.0 == self.added, "the dry run plans something else");
         let name = |answer: &str| answer.split_once("]: ").map(|(name, _)| name.to_owned());
         ensure!(name(&self.status).is_some() && name(&self.status) == name(&self.inspect), "two names");
-        ensure!(name(&self.status) == name(&self.dry_run), "two names");
+        ensure!(name(&self.status) == name(&self.dry_run) && name(&self.status) == name(&self.stat[0]), "two names");
         let program = self.status.split_once('[').context("no name")?.0;
         ensure!(self.doctor.trim_start_matches("leave ").starts_with(program), "doctor has another name");
         // Heaps and other memory need an option.
@@ -83,9 +87,10 @@ impl Answers {
 
 impl fmt::Display for Answers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { status, inspect, dry_run, doctor, run, measure, .. } = self;
+        let Self { status, inspect, dry_run, doctor, stat, run, measure, .. } = self;
         let [run, measure] = [run, measure].map(|command| command.as_deref().unwrap_or("-"));
         write!(f, "\n  status  {status}\n  inspect {inspect}\n  dry run {dry_run}\n  doctor  {doctor}\n")?;
+        writeln!(f, "  stat    {}; {}", stat[0], stat[1])?;
         writeln!(f, "    run     {run}\n    measure {measure}")
     }
 }
@@ -95,6 +100,14 @@ fn state(t: &Context, pid: u32) -> Result<(String, String)> {
     let inspect = first_line(t, &["inspect"], pid)?;
     let status = first_line(t, &["status"], pid)?;
     Ok((huge_of(&status)?, added_of(&inspect)))
+}
+
+/// The name in a short measurement, and what it prints about huge pages.
+fn of_stat(t: &Context, pid: u32) -> Result<[String; 2]> {
+    let words = ["stat", "--for", "100ms", "--stall", "0", "-p", &pid.to_string()];
+    let text = t.run(t.pagelift(&words)?)?.success()?.stdout;
+    let huge = text.lines().find_map(|line| line.strip_prefix("on huge pages ")).with_context(|| text.clone())?;
+    Ok([text.lines().next().unwrap_or_default().to_owned(), huge.trim_start().to_owned()])
 }
 
 fn first_line(t: &Context, words: &[&str], pid: u32) -> Result<String> {

@@ -3,6 +3,7 @@
 //! is executed as printed, and all commands give the same answer about one state.
 
 mod answers;
+mod postgres;
 
 use answers::{Answers, stays};
 use anyhow::{Context as _, Result, ensure};
@@ -36,10 +37,13 @@ fn main() -> ExitCode {
     // Each test reads the state of the whole machine.
     main_of_one_at_a_time(vec![
         test_case("database_administrator", needs(&root, &["mariadbd", "mariadb-install-db"]), administrator),
+        postgres::test(),
         test_case("operator_of_a_service_with_a_storm", needs(&storms, &["gcc"]), operator),
         test_case("developer_of_an_index", needs(&root, &["gcc"]), developer),
         test_case("engineer_of_compilers_and_ci", needs(&root, &["gcc", "g++", "make"]), engineer),
+        test_case("operator_of_an_unknown_server", needs(&root, &["python3"]), operator_of_unknown),
         test_case("packager", needs(&root, &["gcc"]), packager),
+        test_case("packager_of_prepared_files", needs(&[Need::Root, Need::Thp, Need::LargeFolios], &["gcc"]), preparer),
     ])
 }
 
@@ -183,6 +187,21 @@ fn end(session: Session) -> Result<()> {
     session.finish()?.success().map(drop)
 }
 
+/// A server with a heap that accepts connections.
+const SERVER: &str = "import socket; table = bytearray(64 << 20); s = socket.create_server(('127.0.0.1', 0)); \
+     print('ready', flush=True); s.accept()";
+
+/// A server of an unknown kind is measured by a command that ends.
+fn operator_of_unknown(t: &Context) -> Result<()> {
+    starts_small()?;
+    let session = started(t, &format!("exec python3 -c \"{SERVER}\""))?;
+    let answers = Answers::that_agree(t, session.pid())?;
+    let measure = answers.measure.as_deref().with_context(|| format!("nothing measures it: {answers}"))?;
+    ensure!(measure.contains(" --toggle ") || measure.contains(" --server "), "does not end: {measure}");
+    session.signal(Signal::SIGKILL)?;
+    session.finish().map(drop)
+}
+
 /// The heap of a program: at its start, and while it runs.
 fn developer(t: &Context) -> Result<()> {
     starts_small()?;
@@ -293,6 +312,21 @@ fn packager(t: &Context) -> Result<()> {
     ensure!(listed.contains("files laid out anew: 1;"), "{listed}");
     typed(t, "pagelift align --undo package/program")?;
     image(t, &file)
+}
+
+/// A program whose file is prepared in the page cache.
+fn preparer(t: &Context) -> Result<()> {
+    fs::copy(Program::named("cli/has_constants_and_heap.c")?.build()?, t.folder().join("program"))?;
+    let before = typed(t, "pagelift cache status program")?.stdout;
+    typed(t, "pagelift cache prepare program")?;
+    let after = typed(t, "pagelift cache status program")?.stdout;
+    ensure!(before != after && after.contains("program"), "{before}\n{after}");
+    let mut session = started(t, "exec pagelift run --pages file -- ./program")?;
+    let answers = Answers::that_agree(t, session.pid())?;
+    ensure!(answers.huge != "0 B", "{answers}");
+    session.send("\n")?;
+    session.finish()?.success()?;
+    typed(t, "pagelift cache drop program").map(drop)
 }
 
 /// True if huge pages have the size that the texts name.

@@ -306,6 +306,8 @@ pub struct RunningFacts {
     pub pid: i32,
     /// Another user's, so that only root may change it.
     pub foreign: bool,
+    /// It accepts connections: a server, which does not end by itself.
+    pub is_server: bool,
     /// Resident code, and its bytes on huge pages.
     pub code: (u64, u64),
     /// Resident private anonymous memory, and its bytes on huge pages.

@@ -284,7 +284,8 @@ fn run_command(facts: &Facts, program: &ProgramFacts, heap: bool) -> String {
 fn heap_measure_command(facts: &Facts, program: &ProgramFacts) -> String {
     // Any program of a user's session has the unit of the user.
     let is_service = facts.permission.unit.as_ref().is_some_and(|unit| !unit.starts_with("user@"));
-    match matches!(program.known, Known::Mysql | Known::Postgres) || is_service {
+    let accepts = program.running.as_ref().is_some_and(|running| running.is_server);
+    match matches!(program.known, Known::Mysql | Known::Postgres) || is_service || accepts {
         true => "pagelift bench --heap=auto --load LOAD --server CMD".to_owned(),
         false => format!("pagelift bench --heap=auto -- {}", words(program)),
     }

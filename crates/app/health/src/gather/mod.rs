@@ -1,6 +1,7 @@
 //! Reads and tries the facts for the checks.
 
 mod attempts;
+mod listening;
 mod machine;
 mod own_settings;
 mod process;

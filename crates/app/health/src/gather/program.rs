@@ -1,5 +1,6 @@
 //! The program, from its files and, if it runs, from /proc.
 
+use super::listening::listens;
 use super::own_settings::{Observed, Release, of_java, own_pages, release_in};
 use super::process::{field, field_bytes};
 use crate::facts::{DataFileFacts, Known, ProgramFacts, RunningFacts};
@@ -277,6 +278,7 @@ fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
     RunningFacts {
         pid,
         foreign: owner.is_some_and(|owner| owner != nix::unistd::geteuid().as_raw()),
+        is_server: listens(pid),
         code: sum(&is_code),
         anonymous: sum(&|usage| {
             let private = !usage.mapping.shared && !usage.mapping.protection.execute;

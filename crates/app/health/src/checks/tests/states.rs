@@ -114,15 +114,17 @@ fn advice_to_lift_any_memory_begins_with_the_numbers() {
 #[test]
 fn the_measurement_of_a_servers_heap_ends() {
     let (server, command) = ("--load LOAD --server CMD", "-- CMD");
-    for (known, unit, expected) in [
-        (Known::Mysql, None, server),
-        (Known::Other, Some("cache.service"), server),
-        (Known::Other, Some("user@1000.service"), command),
-        (Known::Other, None, command),
+    for (known, unit, accepts, expected) in [
+        (Known::Mysql, None, false, server),
+        (Known::Other, Some("cache.service"), false, server),
+        (Known::Other, Some("user@1000.service"), false, command),
+        (Known::Other, Some("user@1000.service"), true, server),
+        (Known::Other, None, true, server),
+        (Known::Other, None, false, command),
     ] {
         let mut facts = facts_of(0, 0, 0);
         let running = running_of(&mut facts);
-        (running.code, running.anonymous) = ((MIB, 0), (100 * MIB, 0));
+        (running.code, running.anonymous, running.is_server) = ((MIB, 0), (100 * MIB, 0), accepts);
         program_of(&mut facts).known = known;
         facts.permission.unit = unit.map(str::to_owned);
         let measure = examine(&facts).verdict.measure;
