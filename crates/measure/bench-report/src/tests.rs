@@ -427,6 +427,23 @@ fn no_page_is_too_long() {
     assert_eq!(page.matches("<article").count(), MOST_RECORDS);
 }
 
+/// Parts of one object that stay on base pages for one reason have one name.
+#[test]
+fn an_object_is_named_once_for_a_reason() {
+    let mut record = record(&["thp"], 5, Design::Toggle);
+    for event in &mut record.events {
+        let Event::Observed(seen) = event else { continue };
+        let Some(lift) = &mut seen.lift else { continue };
+        let reason = "holds no whole 2 MiB page (2.0 MiB)".to_owned();
+        lift.not_lifted.push(NotLifted { reason, ..lift.not_lifted[0].clone() });
+    }
+    let text = markdown(&[source("a", record)]);
+    assert!(
+        text.contains("| 2.0 MiB | holds no whole 2 MiB page | `link it statically` | `libc.so.6 text` |"),
+        "{text}"
+    );
+}
+
 #[test]
 fn markdown_says_what_the_record_holds() {
     let text = markdown(&[source("a", record(&["thp"], 60, Design::Toggle))]);

@@ -320,7 +320,9 @@ impl LiftView {
             match reasons.iter_mut().find(|other| other.reason == reason && other.fix == fix) {
                 Some(other) => {
                     other.bytes = other.bytes.saturating_add(not.bytes);
-                    other.places.push(place);
+                    if !other.places.contains(&place) {
+                        other.places.push(place);
+                    }
                 }
                 None => reasons.push(ReasonView { reason, fix, bytes: not.bytes, places: vec![place] }),
             }

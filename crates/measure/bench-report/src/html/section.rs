@@ -18,7 +18,7 @@ pub(super) fn section(section: &Section, number: usize, is_one_of_many: bool, de
                     h1 id={ "h" (number) } { (advice.headline) span.program { (section.program) } }
                 }
                 p.sentence { (pretty(&advice.reason)) "." }
-                @if let Some(next) = &advice.next { p.next { "Next: " (next) } }
+                @if let Some(next) = &advice.next { div.next { span { "Next:" } pre.scroll tabindex="0" { (next) } } }
                 @if section.arms.len() > 1 { p { (pretty(&section.sentence())) } }
                 @for note in &section.notes { p.note { (note) } }
             }

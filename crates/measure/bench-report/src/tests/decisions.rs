@@ -14,7 +14,7 @@ fn a_page_leads_with_the_decision() {
     assert!(
         keep.contains(">Keep it<")
             && keep.contains("thp gains +")
-            && keep.contains("Next: pagelift attach --pages=thp PID"),
+            && keep.contains("Next:</span><pre class=\"scroll\" tabindex=\"0\">pagelift attach --pages=thp PID</pre>"),
         "{keep}"
     );
     let costs = of(changed(pays(), Treatment::Arm(0), 0.8));
@@ -26,7 +26,10 @@ fn a_page_leads_with_the_decision() {
         disturbed.contains(">Cannot tell<") && disturbed.contains("the experiment was disturbed: plain differs"),
         "{disturbed}"
     );
-    assert!(disturbed.contains("Next: the same command again"), "{disturbed}");
+    assert!(
+        disturbed.contains("Next:</span><pre class=\"scroll\" tabindex=\"0\">the same command again</pre>"),
+        "{disturbed}"
+    );
 }
 
 #[test]
