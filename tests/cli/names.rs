@@ -37,7 +37,8 @@ pub fn tests() -> Vec<Test> {
     ];
     let test =
         |(name, link)| test_case(format!("one_program_has_one_name/{name}_link"), needs(), move |t| named(t, link));
-    links.into_iter().map(test).collect()
+    let of_library = test_case("one_program_has_one_name/in_the_library", needs(), in_the_library);
+    links.into_iter().map(test).chain([of_library]).collect()
 }
 
 fn named(t: &Context, link: Link) -> Result<()> {
@@ -65,6 +66,21 @@ fn named(t: &Context, link: Link) -> Result<()> {
     }
     session.send("\n")?;
     session.finish()?.success().map(drop)
+}
+
+/// libpagelift in the program itself.
+fn in_the_library(t: &Context) -> Result<()> {
+    needs_thp()?;
+    let (file, started) = (t.folder().join(FILE), t.folder().join(STARTED));
+    fs::copy(Program::named("cli/has_constants_and_heap.c")?.build()?, &file)?;
+    std::os::unix::fs::symlink(&file, &started)?;
+    let words = ["--via", "preload", "--pages", "thp", "--verbose"];
+    let mut session = t.session(t.lifted(&words, &std::process::Command::new(&started))?)?;
+    session.wait_for_line("ready")?;
+    session.send("\n")?;
+    let said = session.finish()?.success()?.stderr;
+    ensure!(said.contains(&format!("pagelift: {STARTED}[")) && !said.contains(FILE), "{said}");
+    Ok(())
 }
 
 /// The output of a command with the number of the process at its end.

@@ -1,13 +1,14 @@
-//! The ELF objects of this process, read from its own memory. No file is opened, so a file that has been replaced or
-//! deleted does not matter.
+//! The ELF objects of this process, read from its own memory. They are not read from files, so a file that has been replaced
+//! or deleted does not matter.
 
 use crate::auxiliary::Auxiliary;
 use crate::files;
 use address_space::{
-    AddressRange, AddressSpace, ElfImage, FileKey, LoadedObject, ObjectRole, PageSize, assign_roles, bias_of,
-    drop_images, file_groups,
+    AddressRange, AddressSpace, AuxiliaryVector, ElfImage, FileKey, LoadedObject, ObjectRole, PageSize, assign_roles,
+    bias_of, drop_images, file_groups,
 };
 use alloc::boxed::Box;
+use alloc::string::{String, ToString};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::RefCell;
@@ -24,6 +25,9 @@ pub fn objects_of(space: &AddressSpace, auxiliary: &Auxiliary) -> Vec<LoadedObje
     assign_roles(&mut objects, executed, &auxiliary.vector, auxiliary.base_page);
     drop_images(&mut objects, space, auxiliary.base_page);
     objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
+    if let Some(executable) = objects.first_mut().filter(|object| object.role == ObjectRole::Executable) {
+        executable.link = link_name(&auxiliary.vector, executable.file_name());
+    }
     objects
 }
 
@@ -46,26 +50,39 @@ fn objects_in(space: &AddressSpace, key: &FileKey, mappings: &[usize], base_page
 #[cfg(feature = "preload")]
 /// This program's names: its file's name and path, and the name it was called by if that is the beginning of the
 /// file's.
-pub fn program_names() -> Vec<alloc::string::String> {
-    use alloc::string::ToString;
+pub fn program_names() -> Vec<String> {
     let Some(path) = files::program::path() else { return Vec::new() };
     let arguments = files::program::command_line().unwrap_or_default();
     let first = arguments.split(|byte| *byte == 0).next().and_then(|first| core::str::from_utf8(first).ok());
-    let started = started_by();
+    let started = Auxiliary::read().and_then(|auxiliary| started_by(&auxiliary.vector));
     let names = options::program_names(&path, first.unwrap_or_default(), started.as_deref());
     names.iter().filter(|name| !name.is_empty()).map(ToString::to_string).collect()
 }
 
+/// The name of this program for messages: of the link by which it was started, or of its file.
+pub fn program_name() -> Option<String> {
+    let path = files::program::path()?;
+    let file = path.strip_suffix(" (deleted)").unwrap_or(&path).rsplit('/').next().filter(|name| !name.is_empty())?;
+    let link = Auxiliary::read().and_then(|auxiliary| link_name(&auxiliary.vector, file));
+    Some(link.unwrap_or_else(|| file.to_string()))
+}
+
+/// Returns the name of the link by which this program was started, unless the file's name says the same and more.
+fn link_name(auxiliary: &AuxiliaryVector, file: &str) -> Option<String> {
+    let path = started_by(auxiliary)?;
+    let name = path.rsplit('/').next().filter(|name| !name.is_empty())?;
+    (!file.starts_with(name)).then(|| name.to_string())
+}
+
 /// The path that was executed, if it leads to this program's file; a script's path does not.
-#[cfg(feature = "preload")]
-fn started_by() -> Option<alloc::string::String> {
-    let address = Auxiliary::read()?.vector.executed_path()?;
+fn started_by(auxiliary: &AuxiliaryVector) -> Option<String> {
+    let address = auxiliary.executed_path()?;
     // SAFETY:
     // - the kernel has put a string that ends with NUL there, beside the stack, where it stays.
     let path = unsafe { core::ffi::CStr::from_ptr(address.0 as *const core::ffi::c_char) };
     let found = files::File::open(path).ok()?.identity()?;
     let is_own = files::program::open().ok()?.0.identity() == Some(found);
-    path.to_str().ok().filter(|_| is_own).map(alloc::string::String::from)
+    path.to_str().ok().filter(|_| is_own).map(String::from)
 }
 
 /// The mapped parts of a file, read as if they were the file. Each part that is read is copied once by the kernel, which

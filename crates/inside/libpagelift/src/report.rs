@@ -1,6 +1,6 @@
 //! The result of a lift or a restore in this process.
 
-use crate::files;
+use crate::objects::program_name;
 use address_space::{RangeSet, format_bytes};
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -33,7 +33,7 @@ impl LiftReport {
 
     /// One line, as the command line's, without its end.
     pub fn line(&self) -> String {
-        self.lift.line(&program(), linux_raw::process_id())
+        self.lift.line(&program_name().unwrap_or_else(|| "?".to_string()), linux_raw::process_id())
     }
 
     /// A line for each range, refusal and note, for verbose output.
@@ -65,12 +65,4 @@ impl LiftReport {
         }
         lines
     }
-}
-
-/// The program's name for messages.
-fn program() -> String {
-    let path = files::program::path().unwrap_or_default();
-    let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
-    let name = path.rsplit('/').next().unwrap_or_default();
-    if name.is_empty() { "?".to_string() } else { name.to_string() }
 }

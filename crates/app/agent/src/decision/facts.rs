@@ -43,6 +43,8 @@ pub struct Program {
     pub exe: String,
     /// Name of the process (`comm`).
     pub name: String,
+    /// Name of the link by which the executable was started, if that is another name than the file's.
+    pub link: Option<String>,
     /// systemd unit, from the cgroup.
     pub unit: Option<String>,
     /// Path of the cgroup, without the first `/`.
@@ -86,6 +88,11 @@ impl Program {
     /// Name of the executable.
     pub fn file_name(&self) -> &str {
         self.path().rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(&self.name)
+    }
+
+    /// The name in records and messages, as in the tables of `status`.
+    pub fn shown_name(&self) -> &str {
+        self.link.as_deref().unwrap_or_else(|| self.file_name())
     }
 }
 

@@ -9,7 +9,9 @@ use linux::owner::user_of;
 use linux::text::text_of;
 use machine_facts::{System, cgroup_path};
 use nix::unistd::{Uid, User, geteuid};
-use process_view::{BoundedFile, ProcessFiles, Unanswered, ask_one, executed_metadata, open_executed};
+use process_view::{
+    BoundedFile, ProcessFiles, Unanswered, ask_one, executed_metadata, file_name, link_name, open_executed,
+};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -55,6 +57,7 @@ fn read(process: &ProcessFiles, variables: &BTreeSet<String>) -> Program {
     let mut program = Program {
         exe: process.executed_path().as_deref().map(path).unwrap_or_default(),
         name: process.name().unwrap_or_default(),
+        link: file_name(process).and_then(|file| link_name(process, &file)),
         unit: unit_of(&cgroup),
         cgroup,
         user,
@@ -211,6 +214,23 @@ mod tests {
         assert_eq!(cgroup_of("4:memory:/docker/abc\n0::/\n"), "docker/abc");
         assert_eq!((cgroup_of("0::/\nbroken"), unit_of("")), (String::new(), None));
         assert_eq!(unit_of("user.slice/user@1.service/app.slice/x.scope").as_deref(), Some("x.scope"));
+    }
+
+    #[test]
+    fn a_program_is_shown_by_the_link_that_started_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("the-file"), folder.path().join("a-server"));
+        copy("/bin/sleep", &file);
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let names = |path: &Path| {
+            let mut child = std::process::Command::new(path).arg("100").spawn().unwrap();
+            let program = program_of(child.id() as i32, &BTreeSet::new()).unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
+            (program.shown_name().to_owned(), program.file_name().to_owned())
+        };
+        assert_eq!(names(&link), ("a-server".to_owned(), "the-file".to_owned()));
+        assert_eq!(names(&file), ("the-file".to_owned(), "the-file".to_owned()));
     }
 
     #[test]

@@ -116,7 +116,7 @@ impl Entry {
         Self {
             identity,
             file,
-            program: program.file_name().to_owned(),
+            program: program.shown_name().to_owned(),
             build: program.build.clone(),
             owner: program.owner,
             user: program.user,

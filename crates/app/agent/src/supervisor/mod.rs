@@ -473,7 +473,7 @@ impl<'a> Agent<'a> {
     /// Processes that verdicts leave plain.
     fn left_alone(&self) -> Vec<LeftAlone> {
         let left = self.tracked.iter().filter_map(|(&process, tracked)| {
-            let program = tracked.program.as_ref()?.file_name().to_owned();
+            let program = tracked.program.as_ref()?.shown_name().to_owned();
             Some(LeftAlone { program, process, why: tracked.left.as_ref()?.text.clone() })
         });
         left.take(status::MOST_LEFT_ALONE).collect()

@@ -177,7 +177,7 @@ impl Agent<'_> {
         tracked.again_at = judgement.selection.changes_at();
         let rule = judgement.selection.rule?;
         let (rule, build) = (rule.name.clone(), program.build.clone());
-        let named = Named { program: program.file_name().to_owned(), identity, rule, build };
+        let named = Named { program: program.shown_name().to_owned(), identity, rule, build };
         let refusal = obstacle(&judgement).cloned();
         if let Some(refusal) = refusal {
             self.refuse(&named, &refusal);
