@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use table::{ALONE, Alone, Leaf, USES, Use, Value, differences, leaves};
-use test_support::{Context, ControlGroup, Ending, Limit, Need, Output, Test, main_of, test_case};
+use test_support::{Context, ControlGroup, Ending, Limit, Need, Output, Test, main_of_waiting, test_case};
 use things::{FORGED, Process, REACHED, ROOTS_TEXT, Thing, What, becomes_a_command};
 
 /// Memory limit of a command, in bytes.
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
             tests.push(test_case(name, needs(), move |t| every_thing(t, &leaf)));
         }
     }
-    main_of(tests)
+    main_of_waiting(tests)
 }
 
 /// Runs one command against all hostile things.

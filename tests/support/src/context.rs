@@ -284,6 +284,11 @@ pub fn main_of_machines(tests: Vec<Test>) -> ExitCode {
     run_at_once(tests, 3)
 }
 
+/// Like [`main_of`], for tests whose programs wait most of the time.
+pub fn main_of_waiting(tests: Vec<Test>) -> ExitCode {
+    run_at_once(tests, 4)
+}
+
 /// Like [`main_of`], one test after the other, for tests whose programs need two CPUs by themselves.
 pub fn main_of_one_at_a_time(tests: Vec<Test>) -> ExitCode {
     run_at_once(tests, 1)

@@ -29,7 +29,7 @@ mod virtual_machine;
 
 pub use cgroup::{ControlGroup, DeepFreezer, Freezer, Limit};
 pub use compatibility::record_results;
-pub use context::{Context, Skipped, main_of, main_of_machines, main_of_one_at_a_time, test_case};
+pub use context::{Context, Skipped, main_of, main_of_machines, main_of_one_at_a_time, main_of_waiting, test_case};
 pub use cpu_times::CpuTimes;
 pub use debian::{DebianRelease, make_debian, unpack_debian};
 pub use due::{Kind, Source, check_lifted, check_range, check_unlifted, due_ranges, source_of};
