@@ -1,4 +1,4 @@
-// What programs may expect of malloc and related functions, checked with the C library's heap and with others.
+// Expectations of programs about malloc and related functions, checked with the C library's heap and with others.
 //
 //   does_as_the_c_library grow       refused reallocs beside threads that map and unmap memory of their own
 //   does_as_the_c_library protect    a large block is freed while it is read-only

@@ -25,7 +25,7 @@ void *mimalloc_no_memory(void);
 /* False for every address that a large block may have, and for all addresses if the heap does not act. */
 static inline bool is_surely_small(const void *block) { return ((uintptr_t)block & mimalloc_within_grain) != 0; }
 
-/* The C library aligns every block to 16 bytes, mimalloc only those of at least 16 (exports.rs, `LEAST`). */
+/* The C library aligns every block to 16 bytes, mimalloc only blocks of at least 16 bytes (exports.rs, `LEAST`). */
 static inline size_t at_least(size_t size) { return size < 16 ? 16 : size; }
 
 static inline void clear(mi_block_t *block, mi_page_t *page) {

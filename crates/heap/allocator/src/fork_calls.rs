@@ -47,7 +47,7 @@ pub unsafe extern "C" fn fork_with_handlers() -> libc::pid_t {
         return unsafe { __fork() };
     };
     // SAFETY:
-    // - the symbol is a function of this type: the C library's, or that of a library which replaces it; the caller's promise.
+    // - the symbol is a function of this type: the function of the C library, or of a library which replaces it; the caller's promise.
     unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::pid_t>(next)() }
 }
 

@@ -6,7 +6,8 @@ use crate::forget;
 use crate::sys::{advise, make_usable, map_anywhere, move_to, resize_in_place, unmap};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bytes of addresses that refused moves have left, mapped or free, for nobody can tell; beyond [`MOST_LEFT`] no mapping is moved.
+/// Bytes of addresses that refused moves have left, mapped or free: this cannot be found out. Beyond [`MOST_LEFT`] no mapping is
+/// moved.
 static LEFT: AtomicU64 = AtomicU64::new(0);
 const MOST_LEFT: u64 = 1 << 30;
 

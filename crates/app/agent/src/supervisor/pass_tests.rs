@@ -73,7 +73,7 @@ impl World {
         process.is_restored()
     }
 
-    /// As the worker does it: the time is looked at before each fork.
+    /// As the worker does: it reads the time before each fork.
     fn try_forks(&mut self, request: &Request) -> Answer {
         let until = self.clock + Duration::from_secs(request.fork_seconds);
         let mut answer = Answer::default();
@@ -170,7 +170,7 @@ fn forks_beyond_the_time_of_a_pass_have_a_later_turn() {
     assert_eq!((world.ledger.lifts[0].forks, world.order().len()), (0, 51), "each was tried once");
 }
 
-/// One user's programs delayed those of all others by two minutes each.
+/// Each program of one user delayed the programs of all other users by two minutes.
 #[test]
 fn one_users_processes_do_not_delay_those_of_others() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! Turns of processes, so that the processes of one user do not delay those of others.
+//! Turns of processes, so that the processes of one user do not delay the processes of other users.
 
 use crate::decision::Identity;
 use std::collections::{BTreeMap, VecDeque};
@@ -24,7 +24,7 @@ impl Turns {
         turns
     }
 
-    /// Adds a process after those of the same user.
+    /// Adds a process after the other processes of the same user.
     pub(super) fn add(&mut self, user: u32, process: Identity) {
         self.users.entry(user).or_default().waiting.push_back(process);
     }

@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(many.measurements.len(), MOST_MEASUREMENTS, "an import of the same measurement");
     }
 
-    /// One look at a clock that was far ahead deleted all verdicts.
+    /// A clock that was far ahead for a moment deleted all verdicts.
     #[test]
     fn a_clock_that_is_ahead_for_a_moment_deletes_nothing() {
         let mut harm = record(&[(Harm, "a", 100)]);

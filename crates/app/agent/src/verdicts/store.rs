@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(there.record(&key("0123456789")).unwrap().measurements.len(), 1);
     }
 
-    /// One look at a clock that was far ahead deleted the records of all builds.
+    /// A clock that was far ahead for a moment deleted the records of all builds.
     #[test]
     fn a_clock_that_is_ahead_for_a_moment_deletes_no_record() {
         let folder = tempfile::tempdir().unwrap();
