@@ -64,6 +64,10 @@ pub struct Section {
     pub size: u64,
 }
 
+/// Most program headers of a file. Linkers write some fifteen. A layout compares each with each section, of which a file can have
+/// many.
+const MOST_PROGRAM_HEADERS: usize = 512;
+
 /// The headers of a file.
 #[derive(Clone, Debug)]
 pub struct Headers {
@@ -106,6 +110,9 @@ impl Headers {
         }
         if sections.is_empty() {
             return Err(RelayoutError::NoSections);
+        }
+        if programs.len() > MOST_PROGRAM_HEADERS {
+            return Err(RelayoutError::Unsound("program headers beyond any that linkers write"));
         }
         let program = |header: &ProgramHeader64<LittleEndian>| Program {
             is_load: header.p_type(endian) == elf::PT_LOAD,
