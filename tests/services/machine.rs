@@ -18,7 +18,7 @@ const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "crc32
 /// Limit of each boot. A boot takes 45 s; other processes may use the same CPUs.
 const LIMIT: Duration = Duration::from_secs(1500);
 /// Minimum number of results of each boot.
-const BOOTS: [usize; 2] = [22, 61];
+const BOOTS: [usize; 2] = [26, 67];
 const MEMORY: u32 = 1024;
 /// Words for the kernel: huge pages only on request, and no mitigations, which take time on an emulated CPU.
 const BOOT: &str = "transparent_hugepage=madvise mitigations=off tsc=reliable";

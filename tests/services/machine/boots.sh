@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs in both boots of a virtual machine; checks.service starts it. An administrator without reserved huge pages
 # follows the output of `pagelift pool plan` (first boot), finds the pages and the servers lifted (second), sees them
-# reload, crash, and be upgraded, and removes everything.
+# reload, crash, and be upgraded, and removes everything. The agent lifts in the first boot, and starts with the second.
 exec </dev/null >/dev/ttyS0 2>&1
 cd /checks || exit
 export HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
@@ -79,8 +79,8 @@ soon() {
         sleep 0.2
     done
 }
-# crashed UNIT PROCESS: the unit runs again, with another main process.
-crashed() { [ "$(property "$1" ActiveState)" = active ] && [ "$(property "$1" MainPID)" -gt 0 ] && [ "$(property "$1" MainPID)" != "$2" ]; }
+# restarted UNIT PROCESS: the unit runs again, with another main process.
+restarted() { [ "$(property "$1" ActiveState)" = active ] && [ "$(property "$1" MainPID)" -gt 0 ] && [ "$(property "$1" MainPID)" != "$2" ]; }
 # said_by UNIT WORDS: its journal contains them.
 said_by() { journalctl -b -o cat --no-pager -u "$1" | grep -qF -- "$2"; }
 # All servers crash at once, and systemd starts them again.
@@ -93,7 +93,7 @@ crash() {
     before=$(main_processes)
     for unit in $SERVICES; do systemctl kill --kill-whom=main -s SEGV "$unit"; done
     for unit in $SERVICES; do
-        soon crashed "$unit" "${before%% *}" || return
+        soon restarted "$unit" "${before%% *}" || return
         before=${before#* }
     done
     soon answers || return
@@ -139,6 +139,26 @@ state() {
     pool
     grep -c pagelift /proc/mounts
 }
+# Rules that lift the database as soon as it has started.
+write_rules() {
+    mkdir -p /etc/pagelift/agent.d && cat >/etc/pagelift/agent.d/50-databases.toml <<'END'
+[agent]
+mode = "act"
+scan = "2s"
+settle = "1s"
+overhead = "100%"
+cpu = "100%"
+max_pause = "10s"
+max_cpu_pressure = "100%"
+max_memory_pressure = "100%"
+min_free_memory = "0%"
+[[rule]]
+name = "databases"
+match = { exe = "/usr/sbin/mariadbd" }
+pages = "thp"
+keep = "always"
+END
+}
 finish() {
     echo 'END OF CHECKS'
     sync
@@ -158,6 +178,12 @@ case $boot in
     state >before
     equal 'properties are among what is compared' 1 "$(grep -cx 'redis-server MemoryDenyWriteExecute yes' before)"
     check 'the packages are installed' dpkg --force-unsafe-io -i packages/pagelift_*.deb packages/libpagelift0_*.deb
+
+    check 'rules are written' write_rules
+    check 'the agent is enabled' systemctl enable --now pagelift-agent
+    check 'it lifts mariadb' soon has_huge_code mariadb
+    # No more lifts by the agent until the second boot has disabled the services.
+    check 'its kill switch is on' touch /etc/pagelift/agent.off
 
     # 64 pages: for the program's code and data, and the rest for its own requests (large-pages).
     check 'a plan is made' pagelift pool plan -- mariadbd
@@ -193,12 +219,16 @@ case $boot in
     check 'enabled lists them' pagelift enabled
     equal 'all are current' 4 "$(grep -c ' current$' said)"
 
+    agent=$(property pagelift-agent MainPID)
+    [ "$agent" -gt 0 ] && ok 'the agent has started' || failed "the agent does not run: $(journalctl -b -o cat -u pagelift-agent)"
+
     running=$(main_processes)
     check 'PostgreSQL reloads' systemctl reload $POSTGRESQL
     check 'the node service reloads' systemctl reload answers
     check 'it says so' soon said_by answers 'has reloaded'
     check 'Pagelift is upgraded' dpkg --force-unsafe-io -i later-packages/pagelift_*.deb later-packages/libpagelift0_*.deb
     equal 'it is the later one' 2 "$(dpkg-query -W -f '${Version}' pagelift | sed 's/.*-//')"
+    check 'the agent is restarted' soon restarted pagelift-agent "$agent"
     check 'the programs are replaced' replace_programs
     equal 'the servers run on' "$running" "$(main_processes)"
     check 'they answer' answers
@@ -208,6 +238,12 @@ case $boot in
     rm /etc/mysql/mariadb.conf.d/90-large-pages.cnf
     check 'all services are disabled and restarted' pagelift disable --all --now
     for unit in $SERVICES; do equal "the code of $unit is on ordinary pages again" 0 "$(huge_code "$unit")"; done
+    rm /etc/pagelift/agent.off
+    check 'the agent lifts mariadb by its rule' soon has_huge_code mariadb
+    check 'the agent ends, and undoes that' pagelift agent stop --restore
+    equal 'the code of mariadb is restored' 0 "$(huge_code mariadb)"
+    equal 'the agent has ended' inactive "$(property pagelift-agent ActiveState)"
+    rm -r /etc/pagelift
     check 'the pages are taken back' pagelift pool plan --uninstall
     check 'pages are released' pagelift pool release 2M:all
     equal 'the pool is empty' 0 "$(pool)"
