@@ -252,9 +252,9 @@ impl Large {
         }
         // Large only because of its alignment.
         let is_little = asked <= self.grain / LITTLE;
-        let found = (!is_little)
-            .then(|| self.take_from_pool(bytes, align, zero).or_else(|| self.take_kept(bytes, align, zero)))
-            .flatten();
+        let from_pool = if is_little { None } else { self.take_from_pool(bytes, align, zero) };
+        let found = from_pool.or_else(|| self.take_kept(bytes, align, zero));
+        let was_kept = found.is_some();
         let (mut block, cleaning) = match found {
             Some(found) => found,
             None => {
@@ -265,8 +265,13 @@ impl Large {
         block.state = State::Held(asked);
         if is_little {
             // SAFETY:
-            // - a new mapping; the advice keeps contents.
-            unsafe { advise(block.start, block.bytes, libc::MADV_NOHUGEPAGE) };
+            // - a mapping that nobody holds yet.
+            unsafe {
+                advise(block.start, block.bytes, libc::MADV_NOHUGEPAGE);
+                if was_kept {
+                    advise(block.start, block.bytes, libc::MADV_DONTNEED);
+                }
+            }
             block.density = Density::Sparse;
         } else if near_limit::is_near() && self.left_to_cut() > 0 {
             cut_end(&mut block, self.grain);
