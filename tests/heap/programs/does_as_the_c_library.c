@@ -172,11 +172,18 @@ static int align(void) {
 
 static int little(void) {
     enum { BLOCKS = 300 };
-    for (int i = 0; i < BLOCKS; i++) {
+    // The mapping of a freed block serves another one.
+    memset(malloc(LARGE), 1, 1);
+    void *freed = malloc(LARGE);
+    memset(freed, 1, LARGE);
+    free(freed);
+    for (int i = 0; i < 2 * BLOCKS; i++) {
         void *block;
         if (posix_memalign(&block, 128 << 10, 4096) || (uintptr_t)block % (128 << 10))
             return fail("posix_memalign");
         memset(block, 1, 4096);
+        if (i % 2)
+            free(block);
     }
     char line[256];
     long resident = 0;

@@ -5,7 +5,9 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +55,9 @@ static long kernel_call(long number, long a, long b, long c, long d, long e, lon
 #define CALL_OF_SIX(number, a, b, c, d, e, f, ...) \
     kernel_call((long)(number), (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
+/* The program has begun to set a seccomp filter, which may end it at calls that are unusual for an allocator (sandbox.rs). */
+bool mimalloc_in_sandbox;
+
 static int result_of(long result) { return (int)result; }
 
 /* Until the heap acts there is one thread, and no lock is needed. */
@@ -85,7 +90,8 @@ static int write_message(const char *message) {
     ((void *)CALL(SYS_mmap, start, bytes, protection, flags, file, offset))
 #define mprotect(start, bytes, protection) result_of(CALL(SYS_mprotect, start, bytes, protection))
 #define munmap(start, bytes) result_of(CALL(SYS_munmap, start, bytes))
-#define prctl(...) result_of(CALL(SYS_prctl, __VA_ARGS__))
+/* Names of mappings, and queries at the start. */
+#define prctl(...) (__atomic_load_n(&mimalloc_in_sandbox, __ATOMIC_RELAXED) ? 0 : result_of(CALL(SYS_prctl, __VA_ARGS__)))
 #define pthread_mutex_destroy(mutex) ((void)(mutex))
 #define pthread_mutex_lock mimalloc_lock
 #define pthread_mutex_unlock mimalloc_unlock

@@ -11,7 +11,11 @@ use crate::sys::{set_errno, system_call};
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-static IS_ENTERED: AtomicBool = AtomicBool::new(false);
+unsafe extern "C" {
+    /// Defined in `own_calls.h`.
+    #[link_name = "mimalloc_in_sandbox"]
+    safe static IS_ENTERED: AtomicBool;
+}
 
 /// True once the program has begun to set a filter.
 pub fn is_entered() -> bool {
