@@ -535,7 +535,8 @@ mod tests {
     #[test]
     fn a_run_whose_lift_finds_no_pages_is_made_again() {
         let (record, lifts) = run_with_failures(2);
-        assert!(record.lifted_nothing(0).is_none() && lifts == 2 + LOOKS, "{lifts}: {record:?}");
+        // One more lifted run has a report if it is seen, up to all looks if it ends before.
+        assert!(record.lifted_nothing(0).is_none() && (3..=2 + LOOKS).contains(&lifts), "{lifts}: {record:?}");
         let retried: Vec<_> = record.timed_blocks().filter_map(|block| block.retried.as_deref()).collect();
         assert_eq!(retried, [REASON]);
     }
