@@ -5,6 +5,8 @@
 //   does_as_the_c_library dontfork   a large block is freed while children do not get it
 //   does_as_the_c_library sandbox    a filter that allows only what the C library's allocator calls, then blocks of all sizes
 //   does_as_the_c_library filter     the same by seccomp(2)
+//   does_as_the_c_library threads    the same with a thread that allocates nothing before
+//   does_as_the_c_library parts      a block of which a part has another setting grows
 //   does_as_the_c_library errno      successful calls leave errno, with all memory locked
 //   does_as_the_c_library align      every block is aligned to 16 bytes
 //   does_as_the_c_library little     small blocks with a large alignment need little memory
@@ -104,21 +106,7 @@ static int dontfork(void) {
 
 #define ALLOWED(call) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 
-static int sandbox(int by_seccomp) {
-    free(malloc(100));
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        ALLOWED(SYS_brk), ALLOWED(SYS_mmap), ALLOWED(SYS_munmap), ALLOWED(SYS_mremap), ALLOWED(SYS_madvise), ALLOWED(SYS_mprotect),
-        ALLOWED(SYS_futex), ALLOWED(SYS_write), ALLOWED(SYS_exit_group), ALLOWED(SYS_clock_gettime),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
-    };
-    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
-        return fail("PR_SET_NO_NEW_PRIVS");
-    if (by_seccomp ? syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) : prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
-        return fail("no filter");
-    if (malloc((size_t)1 << 45) != NULL)
-        return fail("a block of 32 TiB");
+static int uses_blocks(void) {
     for (int round = 0; round < 5; round++)
         for (size_t size = 1; size <= 160 * MIB; size = size * 3 + 1) {
             char *block = calloc(1, size), *end = block + size;
@@ -131,6 +119,83 @@ static int sandbox(int by_seccomp) {
             free(block);
         }
     return 0;
+}
+
+static pthread_barrier_t filtered;
+
+// 1 and the result, once it is known.
+static int thread_is_done;
+
+static void *uses_blocks_later(void *unused) {
+    (void)unused;
+    // It has made the calls of a new thread.
+    pthread_barrier_wait(&filtered);
+    pthread_barrier_wait(&filtered);
+    __atomic_store_n(&thread_is_done, 1 + uses_blocks(), __ATOMIC_RELEASE);
+    for (;;)
+        ;
+    return NULL;
+}
+
+enum by { BY_PRCTL, BY_SECCOMP, FOR_ALL_THREADS };
+
+static int sandbox(enum by by) {
+    free(malloc(100));
+    pthread_t thread;
+    pthread_barrier_init(&filtered, NULL, 2);
+    if (by == FOR_ALL_THREADS) {
+        pthread_create(&thread, NULL, uses_blocks_later, NULL);
+        pthread_barrier_wait(&filtered);
+    }
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        ALLOWED(SYS_brk), ALLOWED(SYS_mmap), ALLOWED(SYS_munmap), ALLOWED(SYS_mremap), ALLOWED(SYS_madvise), ALLOWED(SYS_mprotect),
+        ALLOWED(SYS_futex), ALLOWED(SYS_write), ALLOWED(SYS_exit_group), ALLOWED(SYS_clock_gettime),
+        // The C library counts the CPUs for the memory of a second thread.
+        ALLOWED(SYS_sched_getaffinity),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
+        return fail("PR_SET_NO_NEW_PRIVS");
+    int flags = by == FOR_ALL_THREADS ? SECCOMP_FILTER_FLAG_TSYNC : 0;
+    if (by == BY_PRCTL ? prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)
+                       : syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program))
+        return fail("no filter");
+    if (by == FOR_ALL_THREADS) {
+        pthread_barrier_wait(&filtered);
+        if (uses_blocks())
+            return 1;
+        // The thread ends by calls that the filter does not allow.
+        for (;;)
+            if (__atomic_load_n(&thread_is_done, __ATOMIC_ACQUIRE))
+                _exit(thread_is_done - 1);
+    }
+    return malloc((size_t)1 << 45) == NULL ? uses_blocks() : fail("a block of 32 TiB");
+}
+
+// Blocks that to the kernel are several mappings are copied when they grow. Addresses stay free for others.
+static int parts(void) {
+    for (int round = 0; round < 12; round++) {
+        char *block = aligned_alloc(4096, LARGE);
+        memset(block, 5, LARGE);
+        madvise(block + MIB, MIB, MADV_DONTDUMP);
+        // Nothing fits behind it.
+        void *behind = malloc(LARGE);
+        block = realloc(block, 3 * (size_t)LARGE);
+        if (!block || block[LARGE - 1] != 5)
+            return fail("realloc");
+        free(block);
+        free(behind);
+    }
+    malloc_trim(0);
+    long pages = 0;
+    FILE *sizes = fopen("/proc/self/statm", "r");
+    if (fscanf(sizes, "%ld", &pages) != 1)
+        return fail("statm");
+    fclose(sizes);
+    fprintf(stderr, "%ld MiB of addresses\n", pages / 256);
+    return pages / 256 < 600 ? 0 : fail("too many addresses");
 }
 
 static int keeps_errno(void) {
@@ -204,9 +269,13 @@ int main(int count, char **words) {
     if (!strcmp(word, "dontfork"))
         return dontfork();
     if (!strcmp(word, "sandbox"))
-        return sandbox(0);
+        return sandbox(BY_PRCTL);
     if (!strcmp(word, "filter"))
-        return sandbox(1);
+        return sandbox(BY_SECCOMP);
+    if (!strcmp(word, "threads"))
+        return sandbox(FOR_ALL_THREADS);
+    if (!strcmp(word, "parts"))
+        return parts();
     if (!strcmp(word, "errno"))
         return keeps_errno();
     if (!strcmp(word, "align"))

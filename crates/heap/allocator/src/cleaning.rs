@@ -5,6 +5,7 @@
 //! at every use, and cause page faults. A large block that is nearly untouched is still returned if the process has one
 //! thread: finding its pages costs more.
 
+use crate::sandbox;
 use crate::swap;
 use crate::sys::{advise, base_page, clear, residence};
 use crate::threads;
@@ -86,6 +87,11 @@ pub unsafe fn clean(start: usize, bytes: usize, density: Density) -> Density {
         if density == Density::NearlyUntouched && give_back_unseen(start, bytes) {
             return density;
         }
+        // Nobody tells which pages are resident then.
+        if density.is_on_ordinary_pages() && sandbox::is_entered() {
+            give_back(start, bytes);
+            return density;
+        }
         let seen = if density.is_on_ordinary_pages() {
             Seen::of_sparse(clear_few_pages(start, bytes), bytes)
         } else {
@@ -108,6 +114,9 @@ pub unsafe fn give_back_at_once(start: usize, bytes: usize, density: Density) ->
     // SAFETY:
     // - the caller's promise.
     unsafe {
+        if density.is_on_ordinary_pages() && sandbox::is_entered() {
+            return advise(start, bytes, libc::MADV_DONTNEED).then_some(density);
+        }
         let seen = if density.is_on_ordinary_pages() {
             Seen::of_sparse(resident_pages(start, bytes), bytes)
         } else {

@@ -62,23 +62,22 @@ static inline void *take_from_first_page(size_t size, bool zero) {
 }
 
 static mi_decl_noinline void *malloc_generic(size_t size) {
-    void *block = take_from_first_page(size, false);
+    void *block = take_from_first_page(at_least(size), false);
     if (block == NULL && size < mimalloc_large_from)
-        block = _mi_malloc_generic(_mi_theap_default(), size, 0, NULL);
+        block = _mi_malloc_generic(_mi_theap_default(), at_least(size), 0, NULL);
     return mi_likely(block != NULL) ? block : mimalloc_malloc_slowly(size);
 }
 
 static mi_decl_noinline void *calloc_generic(size_t size) {
-    void *block = take_from_first_page(size, true);
+    void *block = take_from_first_page(at_least(size), true);
     if (block == NULL && size < mimalloc_large_from)
-        block = _mi_malloc_generic(_mi_theap_default(), size, 1, NULL);
+        block = _mi_malloc_generic(_mi_theap_default(), at_least(size), 1, NULL);
     return mi_likely(block != NULL) ? block : mimalloc_calloc_slowly(size);
 }
 
 UNDER_C_NAME void *mimalloc_malloc(size_t size) {
-    size = at_least(size);
     if mi_likely (size <= MI_SMALL_SIZE_MAX) {
-        void *block = take(_mi_theap_get_free_small_page(_mi_theap_default(), size), false);
+        void *block = take(_mi_theap_get_free_small_page(_mi_theap_default(), at_least(size)), false);
         if mi_likely (block != NULL)
             return block;
     }
@@ -89,9 +88,8 @@ UNDER_C_NAME void *mimalloc_calloc(size_t count, size_t size) {
     size_t bytes;
     if mi_unlikely (__builtin_mul_overflow(count, size, &bytes))
         return mimalloc_no_memory();
-    bytes = at_least(bytes);
     if mi_likely (bytes <= MI_SMALL_SIZE_MAX) {
-        void *block = take(_mi_theap_get_free_small_page(_mi_theap_default(), bytes), true);
+        void *block = take(_mi_theap_get_free_small_page(_mi_theap_default(), at_least(bytes)), true);
         if mi_likely (block != NULL)
             return block;
     }
@@ -120,7 +118,7 @@ UNDER_C_NAME void *mimalloc_realloc(void *block, size_t size) {
     mi_page_t *page = mi_validate_ptr_page(block, "realloc");
     size_t usable = _mi_usable_size(block, page);
     /* A block that stays at least half used is not moved. */
-    if mi_likely (size <= usable && size >= usable / 2)
+    if mi_likely (size <= usable && at_least(size) >= usable / 2)
         return block;
     return size > usable && usable > MI_LARGE_MAX_OBJ_SIZE && grow_in_place(page, size) ? block : move(block, usable, size);
 }

@@ -27,7 +27,7 @@ use crate::pool_exit::{PoolExit, child_leaves_pool, leave_pool, make_room_for_co
 use crate::small::GROWING;
 use crate::sys::{KeepErrno, Lock, give_way, milliseconds, say};
 use crate::turn::{OF_TURN, TURN, is_own_turn};
-use crate::{SHARED, locks, small, streams};
+use crate::{SHARED, locks, sandbox, small, streams};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -168,6 +168,7 @@ fn prepare_in_turn() -> bool {
 /// This is the child of a fork, and its only thread; the thread that forked had called [`prepare`] before.
 pub unsafe fn release_in_child() {
     let _keep = KeepErrno::new();
+    sandbox::is_in_process();
     locks::forget_other_threads();
     // SAFETY:
     // - the caller's promise: the child has one thread.

@@ -6,6 +6,7 @@
 //! (`cleaning`). If a limit counts address space (`limits`), no mapping is kept without memory.
 
 mod ends;
+mod little;
 mod pieces;
 
 use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
@@ -23,8 +24,6 @@ const KEPT_WITH_MEMORY: usize = 128 << 20;
 /// Least size from which the C library always unmaps a freed block (mallopt(3), `DEFAULT_MMAP_THRESHOLD_MAX`): what a program
 /// has set for its pages, as with mprotect(2), is gone with it.
 const ALWAYS_NEW: usize = 32 << 20;
-/// Divisor of a grain: a block up to that size is on ordinary pages, of which it needs few.
-const LITTLE: usize = 8;
 /// Highest number of kept mappings, and the least limit of their address space in bytes.
 const MOST_KEPT: usize = 128;
 const MOST_KEPT_SPACE: usize = 4 << 30;
@@ -250,8 +249,7 @@ impl Large {
                 return None;
             }
         }
-        // Large only because of its alignment.
-        let is_little = asked <= self.grain / LITTLE;
+        let is_little = little::is_little(asked, self.grain);
         let from_pool = if is_little { None } else { self.take_from_pool(bytes, align, zero) };
         let found = from_pool.or_else(|| self.take_kept(bytes, align, zero));
         let was_kept = found.is_some();
@@ -264,15 +262,7 @@ impl Large {
         };
         block.state = State::Held(asked);
         if is_little {
-            // SAFETY:
-            // - a mapping that nobody holds yet.
-            unsafe {
-                advise(block.start, block.bytes, libc::MADV_NOHUGEPAGE);
-                if was_kept {
-                    advise(block.start, block.bytes, libc::MADV_DONTNEED);
-                }
-            }
-            block.density = Density::Sparse;
+            little::put_on_ordinary_pages(&mut block, was_kept);
         } else if near_limit::is_near() && self.left_to_cut() > 0 {
             cut_end(&mut block, self.grain);
         }
@@ -578,6 +568,8 @@ impl Large {
             let start = unsafe { mapped::grow(block.start, block.bytes, bytes, self.grain)? };
             Block { start, bytes, ..block }
         };
+        let is_grown = little::is_little(before, self.grain) && bytes > self.grain;
+        let resized = if is_grown { little::on_huge_pages(resized) } else { resized };
         count_held(resized.bytes as i64 - block.bytes as i64, asked as i64 - before as i64);
         self.allowance.holds(ACCOUNT.large_held.load(Relaxed) as usize, milliseconds());
         self.blocks.remove(at);

@@ -44,6 +44,7 @@ mod passive;
 mod places;
 mod pool;
 mod pool_exit;
+mod prctl;
 mod program;
 mod python;
 mod redirect;
@@ -88,7 +89,7 @@ fn forget(_: u64) {}
 
 /// The NUMA node that the calling thread runs on; 0 if the pool's pages are of one node.
 fn current_node() -> u32 {
-    if NODES.load(core::sync::atomic::Ordering::Relaxed) < 2 {
+    if NODES.load(core::sync::atomic::Ordering::Relaxed) < 2 || sandbox::is_entered() {
         return 0;
     }
     confinement::running_on().unwrap_or(0)

@@ -3,7 +3,7 @@
 
 use crate::ACCOUNT;
 use crate::forget;
-use crate::sys::{advise, make_usable, map_anywhere, move_to, resize_in_place, unmap};
+use crate::sys::{Resized, advise, make_usable, map_anywhere, move_to, resize_in_place, unlock, unmap};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes of addresses that refused moves have left, mapped or free: this cannot be found out. Beyond [`MOST_LEFT`] no mapping is
@@ -86,15 +86,18 @@ fn map_aligned(bytes: usize, align: usize, reserve_only: bool) -> Option<usize> 
 pub unsafe fn grow(start: usize, old: usize, new: usize, align: usize) -> Option<usize> {
     // SAFETY:
     // - the caller's promise; the mapping becomes longer.
-    let moved = if unsafe { resize_in_place(start, old, new) } {
+    let resized = unsafe { resize_in_place(start, old, new) };
+    let moved = if resized == Resized::Done {
         start
-    } else if LEFT.load(Relaxed) > MOST_LEFT {
+    } else if resized == Resized::Refused || LEFT.load(Relaxed) > MOST_LEFT {
         return None;
     } else {
         let place = map_aligned(new, align, true)?;
         // SAFETY:
         // - reserved above, without another user; the caller's promise for the old range.
         unsafe {
+            // After mlockall(2) with MCL_FUTURE the kernel would fill it with pages.
+            unlock(place, new);
             if !make_usable(place, new - old) {
                 unmap(place, new);
                 return None;

@@ -97,7 +97,8 @@ static int write_message(const char *message) {
 #define pthread_mutex_unlock mimalloc_unlock
 #define sched_yield() mimalloc_yield()
 #define sleep(seconds) mimalloc_yield()
-#define syscall CALL
+/* In a sandbox these calls, of which none is needed, fail. */
+#define syscall(...) (__atomic_load_n(&mimalloc_in_sandbox, __ATOMIC_RELAXED) ? -1 : CALL(__VA_ARGS__))
 #define sysconf(name) own_sysconf(name)
 #define sysinfo(info) result_of(CALL(SYS_sysinfo, info))
 

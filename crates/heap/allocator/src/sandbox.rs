@@ -4,12 +4,9 @@
 //!
 //! A filter of the program's needs a call of prctl(2) before: PR_SET_SECCOMP sets one, and seccomp(2), also in libseccomp, needs
 //! PR_SET_NO_NEW_PRIVS from all but privileged programs. Filters from before the start of the program must allow what it
-//! executes, and so what this heap calls. A call of prctl that does not go through the C library is not seen.
+//! executes, and so what this heap calls. A call of prctl that does not go through the C library is not seen (`prctl`).
 
-use crate::c_library::PRCTL;
-use crate::sys::{set_errno, system_call};
-use core::ffi::{c_int, c_ulong, c_void};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 
 unsafe extern "C" {
     /// Defined in `own_calls.h`.
@@ -17,41 +14,22 @@ unsafe extern "C" {
     safe static IS_ENTERED: AtomicBool;
 }
 
+/// The process whose calls count: a child of vfork(2) has the memory of its parent, and a sandbox of its own.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// Notes that the heap acts in this process.
+pub fn is_in_process() {
+    PROCESS.store(linux_raw::process_id(), Relaxed);
+}
+
 /// True once the program has begun to set a filter.
 pub fn is_entered() -> bool {
     IS_ENTERED.load(Relaxed)
 }
 
-type Prctl = unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
-
-/// prctl(2). The C library's is variadic: like it, this passes four arguments on, whatever they hold.
-///
-/// # Safety
-/// As in C.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn prctl(
-    option: c_int,
-    second: c_ulong,
-    third: c_ulong,
-    fourth: c_ulong,
-    fifth: c_ulong,
-) -> c_int {
-    if matches!(option, libc::PR_SET_SECCOMP | libc::PR_SET_NO_NEW_PRIVS) {
+/// Notes that the calling process is about to set a filter.
+pub fn begins() {
+    if !is_entered() && linux_raw::process_id() == PROCESS.load(Relaxed) {
         IS_ENTERED.store(true, Relaxed);
-    }
-    if let Some(next) = PRCTL.get() {
-        // SAFETY:
-        // - the symbol is a function that takes these arguments from the same places; the caller's promise.
-        return unsafe { core::mem::transmute::<*mut c_void, Prctl>(next)(option, second, third, fourth, fifth) };
-    }
-    let arguments = [option as usize, second as usize, third as usize, fourth as usize, fifth as usize];
-    // SAFETY:
-    // - the caller's promise.
-    match unsafe { system_call(libc::SYS_prctl, arguments) } {
-        Ok(result) => result as c_int,
-        Err(error) => {
-            set_errno(error as c_int);
-            -1
-        }
     }
 }

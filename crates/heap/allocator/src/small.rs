@@ -27,6 +27,7 @@ unsafe extern "C" {
     static mut mimalloc_grew: extern "C" fn();
     static mimalloc_small_records: SmallRecords;
     fn mimalloc_arena_for(bytes: usize) -> usize;
+    fn mimalloc_count_nodes();
     fn mimalloc_pass_by();
     fn mimalloc_trim(kept: usize) -> bool;
     fn mimalloc_return_all();
@@ -74,6 +75,8 @@ pub unsafe fn set_up(grain: usize) {
     // - the options are plain numbers in static memory; the caller's promise.
     unsafe {
         mimalloc_process = linux_raw::process_id();
+        mimalloc_count_nodes();
+        crate::sandbox::is_in_process();
         mimalloc_time_passes = time_passes;
         mi_option_set(OPTION_DISALLOW_OS_ALLOC, 1);
         // In KiB. Giving back less than a huge page would break it up.

@@ -157,18 +157,44 @@ pub unsafe fn unmap(start: usize, bytes: usize) -> bool {
     bytes == 0 || unsafe { linux_raw::munmap(range(start, bytes)) }.is_ok()
 }
 
+/// The result of a change of a mapping's length.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Resized {
+    Done,
+    /// There is no room behind it, or not so much memory.
+    NoRoom,
+    /// The kernel does not do it: to the kernel it may be several mappings.
+    Refused,
+}
+
 /// Changes the length of a mapping in place.
 ///
 /// # Safety
 /// The range is a mapping of this heap, and nothing uses the removed part if it becomes shorter.
-pub unsafe fn resize_in_place(start: usize, old: usize, new: usize) -> bool {
+pub unsafe fn resize_in_place(start: usize, old: usize, new: usize) -> Resized {
     // SAFETY:
     // - the caller's promise; without MREMAP_MAYMOVE the mapping keeps its address.
-    unsafe { linux_raw::mremap(range(start, old), new, 0, 0) }.is_ok()
+    match unsafe { linux_raw::mremap(range(start, old), new, 0, 0) } {
+        Ok(_) => Resized::Done,
+        Err(error) if error as c_int == libc::ENOMEM => Resized::NoRoom,
+        Err(_) => Resized::Refused,
+    }
 }
 
-/// Makes memory readable and writable, with the protection key and all settings that a program can have changed at its own blocks
-/// as in a new mapping, except its NUMA policy and locks; false if the kernel refuses: there is no memory for it.
+/// Unlocks memory (munlock(2)), unless a sandbox may forbid that.
+///
+/// # Safety
+/// The range consists of whole pages of mappings of this heap.
+pub unsafe fn unlock(start: usize, bytes: usize) {
+    if !sandbox::is_entered() {
+        // SAFETY:
+        // - the caller's promise; contents stay.
+        let _ = unsafe { system_call(libc::SYS_munlock, [start, bytes]) };
+    }
+}
+
+/// Makes memory readable and writable, and takes back what a program can have set for a block of its own by mprotect(2) and, for its
+/// children and core dumps, madvise(2). NUMA policy, locks and protection keys stay. False if the kernel refuses.
 ///
 /// # Safety
 /// The range consists of whole pages of mappings of this heap, and nothing uses it.
