@@ -96,6 +96,7 @@ pub const USES: &[Use] = &[
     row("stat", "output", Value::Written, &["--for", "1", "--pid", "{pid}", "--output", "{}"]),
     own("stat", "command", CALLERS),
     row("shootdowns", "pid", Value::Process, &["--for", "1", "--pid", "{}"]),
+    row("shootdowns", "process", Value::Name, &["--for", "1", "{}"]),
     row("estimate", "pid", Value::Process, &["--pid", "{}"]),
     own("estimate", "command", CALLERS),
     row("demo", "json", Value::Written, &["--for", "2s", "--json", "{}"]),
