@@ -44,8 +44,8 @@ pub use lock::Lock;
 pub use memory::{fill_hole, madvise, mbind, mmap, mprotect, mremap, mremap_to, munmap, name_memory, process_vm_readv};
 #[rustfmt::skip]
 pub use process::{
-    ALL_SIGNALS, abort, close_all, execute, exit, forget_thread_word, futex_wait, futex_wake, kernel_release,
-    monotonic_microseconds, process_id, set_child_subreaper, set_ptracer, set_signal_mask, thread_id, wait_for_end,
+    ALL_SIGNALS, abort, close_all, execute, exit, forget_thread_word, futex_wait, futex_wait_at_most, futex_wake,
+    kernel_release, monotonic_microseconds, process_id, set_child_subreaper, set_ptracer, set_signal_mask, thread_id, wait_for_end,
 };
 
 /// An error number, positive, as in errno(3).

@@ -22,6 +22,11 @@ impl Lock {
         self.0.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
+    /// True if some thread has it at this moment.
+    pub fn is_taken(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != FREE
+    }
+
     /// Takes it, once no other thread has it.
     pub fn take(&self) {
         if self.try_take() {

@@ -43,6 +43,17 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, shared: bool) {
     let _ = unsafe { call_with(linux::__NR_futex, [word.as_ptr() as usize, operation as usize, expected as usize, 0]) };
 }
 
+/// Waits like [`futex_wait`], with a private word, and no longer than this.
+pub fn futex_wait_at_most(word: &AtomicU32, expected: u32, microseconds: u32) {
+    let operation = linux::FUTEX_WAIT | linux::FUTEX_PRIVATE_FLAG;
+    let time = [u64::from(microseconds / 1_000_000), u64::from(microseconds % 1_000_000) * 1000];
+    let words = [word.as_ptr() as usize, operation as usize, expected as usize, time.as_ptr() as usize];
+    // SAFETY:
+    // - the word is an aligned 32-bit integer that lives during the call; the time is one `struct timespec`, two 64-bit
+    //   integers.
+    let _ = unsafe { call_with(linux::__NR_futex, words) };
+}
+
 /// Wakes all threads that wait for the word.
 pub fn futex_wake(word: &AtomicU32, shared: bool) {
     let operation = if shared { linux::FUTEX_WAKE } else { linux::FUTEX_WAKE | linux::FUTEX_PRIVATE_FLAG };

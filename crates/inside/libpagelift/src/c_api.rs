@@ -4,7 +4,6 @@
 use crate::advise::Unadvised;
 use crate::fork_handlers;
 use crate::library::{CoveredNow, Library};
-use crate::linking::with_nothing_unloaded;
 use crate::own_state::{Call, Unusable};
 use crate::report::LiftReport;
 use address_space::{Address, AddressRange, PageSize};
@@ -259,11 +258,9 @@ pub unsafe extern "C" fn pagelift_lift(options: *const Options, report: *mut CRe
     if later {
         crate::preload::watch(&policy);
     }
-    let lifted = with_nothing_unloaded(|| {
-        call.with_library(|library| {
-            library.later = later.then(|| policy.clone());
-            library.lift(&policy, fork_handlers::register)
-        })
+    let lifted = call.with_objects_and_library(|library| {
+        library.later = later.then(|| policy.clone());
+        library.lift(&policy, fork_handlers::register)
     });
     let code = |lifted: &LiftReport| match () {
         () if lifted.lift.unlifted.is_some() => NOT_SEEN,
@@ -290,7 +287,7 @@ pub unsafe extern "C" fn pagelift_restore(options: *const Options, report: *mut 
         Ok(call) => call,
         Err(why) => return code_of(why),
     };
-    let restored = with_nothing_unloaded(|| call.with_library(Library::restore));
+    let restored = call.with_objects_and_library(Library::restore);
     let code = |restored: &LiftReport| match () {
         () if restored.lift.unlifted.is_some() => NOT_SEEN,
         () if restored.not_restored.is_empty() => OK,
@@ -338,7 +335,7 @@ unsafe fn conclude(
 /// `report` is NULL or sound as the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagelift_query(report: *mut CReport) -> c_int {
-    let now = Call::begin().and_then(|call| call.with_library(Library::covered_now));
+    let now = Call::begin().and_then(|call| call.with_objects_and_library(Library::covered_now));
     let CoveredNow { pool, transparent, pages, ranges } = match now {
         Ok(now) => now,
         Err(why) => return code_of(why),
@@ -533,8 +530,7 @@ pub unsafe extern "C" fn remap_text_and_data_to_huge_pages(logger: Option<PlainL
         writable_pages: WritablePages::Hugetlb,
         ..Policy::default()
     };
-    let lifted =
-        with_nothing_unloaded(|| call.with_library(|library| library.lift_and_count(&policy, fork_handlers::register)));
+    let lifted = call.with_objects_and_library(|library| library.lift_and_count(&policy, fork_handlers::register));
     let (pages, why) = match &lifted {
         Ok((report, pages)) => (*pages, (!report.lift.is_complete()).then(|| report.line())),
         Err(why) => {

@@ -166,7 +166,7 @@ impl Library {
         covered
     }
 
-    /// Forgets what is not there any more: objects that were unloaded have taken their ranges with them, and the program may
+    /// Forgets what is not there any more, for a thread that has the linker's lock (`own_state`): objects that were unloaded have taken their ranges with them, and the program may
     /// have unmapped parts of others. Returns the mappings now; `None` where nothing was lifted, or they cannot be read.
     fn forget_what_is_gone(&mut self) -> Option<AddressSpace> {
         let listed = if self.records.is_empty() { None } else { loaded::extents() };

@@ -1,12 +1,26 @@
 //! The library's data, and the lock under which it is used: alone, with all signals held, or by the thread that forks.
 //! It is in the library's own memory (`own_memory`).
+//!
+//! Order of the locks. The dynamic linker has a lock on its list of objects, which `dl_iterate_phdr` and `dlclose` take,
+//! and threads come here with it: from callbacks of the program's own `dl_iterate_phdr`. So it is first:
+//!
+//! - A thread that has the library never waits for the linker's lock. Actions that ask for the list begin by taking that lock
+//!   ([`Call::with_objects_and_library`]). The handler before a fork comes here with the locks of all the program's own
+//!   handlers, an allocator's for example, that a callback of another thread may need; it takes the library alone.
+//! - A thread that has the linker's lock from here never waits for the library: if another thread has it, the linker's lock is
+//!   given back first. A child would find that lock taken by a thread that it does not have. For the same reason the handler
+//!   before a fork waits, with the library, until other threads have given it back ([`State::entering`]).
+//!
+//! The lock that `dlopen` and `dlclose` hold while they call the functions of an object is a different one, and is not taken
+//! here.
 
 use crate::library::Library;
+use crate::linking;
 use crate::own_memory::{self, Room};
 use core::cell::{Cell, UnsafeCell};
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use linux_raw::ALL_SIGNALS;
 use linux_raw::Lock;
 
@@ -24,9 +38,15 @@ struct State {
     /// The number of forks that the thread which holds the lock is in; more than one if a handler of the program's
     /// around a fork forks itself.
     forks: AtomicU32,
+    /// The number of threads that have the linker's lock from here, or are about to take it.
+    entering: AtomicU32,
     /// The signal mask of that thread before the first fork.
     mask_at_fork: UnsafeCell<u64>,
 }
+
+/// Longest waits of a fork for threads that are about to give the linker's lock back.
+const WAITS: u32 = 10;
+const WAIT_MICROSECONDS: u32 = 2000;
 
 const _: () = assert!(size_of::<State>() <= size_of::<Room>() && align_of::<State>() <= align_of::<Room>());
 
@@ -68,6 +88,29 @@ impl State {
         // - `has_library` says that it has been written, here or before.
         unsafe { library.assume_init_mut() }
     }
+
+    /// Counts the calling thread in `entering` during the action. `None`, without it, where another thread has the library.
+    fn entering<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
+        self.entering.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let result = (!self.lock.is_taken()).then(act);
+        if self.entering.fetch_sub(1, Ordering::SeqCst) == 1 && self.lock.is_taken() {
+            linux_raw::futex_wake(&self.entering, false);
+        }
+        result
+    }
+
+    /// Waits until no thread has the linker's lock from here, for the thread that has the library: none takes it any more.
+    /// Where one of them waits for that lock, which a callback of the program's may hold for long, the wait ends earlier.
+    fn wait_for_entering(&self) {
+        fence(Ordering::SeqCst);
+        for _ in 0..WAITS {
+            match self.entering.load(Ordering::SeqCst) {
+                0 => return,
+                threads => linux_raw::futex_wait_at_most(&self.entering, threads, WAIT_MICROSECONDS),
+            }
+        }
+    }
 }
 
 /// Why the library cannot be used just now.
@@ -107,12 +150,30 @@ impl Call {
     pub fn with_library<R>(&self, act: impl FnOnce(&mut Library) -> R) -> Result<R, Unusable> {
         let state = state().ok_or(Unusable::NoMemory)?;
         lock(state)?;
-        // SAFETY:
-        // - the lock is held, so that nobody else has a reference.
-        let library = unsafe { state.library() };
-        let result = act(library);
-        unlock(state);
-        Ok(result)
+        Ok(act_and_unlock(state, act))
+    }
+
+    /// Like [`Call::with_library`], while the dynamic linker can unload nothing and its list of objects can be read.
+    ///
+    /// # Errors
+    /// [`Unusable`].
+    pub fn with_objects_and_library<R>(&self, act: impl FnOnce(&mut Library) -> R) -> Result<R, Unusable> {
+        let state = state().ok_or(Unusable::NoMemory)?;
+        let mut act = Some(act);
+        loop {
+            // Nothing is held here, as the order of the locks asks.
+            lock(state)?;
+            unlock(state);
+            let result = state.entering(|| {
+                linking::with_nothing_unloaded(|| {
+                    let act = if try_lock(state) { act.take() } else { None };
+                    act.map(|act| act_and_unlock(state, act))
+                })
+            });
+            if let Some(result) = result.flatten() {
+                return Ok(result);
+            }
+        }
     }
 
     /// Calls a function of the program, with the program's signal mask. Changes of the mask are kept.
@@ -138,6 +199,24 @@ fn lock(state: &State) -> Result<(), Unusable> {
     state.lock.take();
     state.owner.store(me, Ordering::Relaxed);
     Ok(())
+}
+
+/// Takes the lock for a thread that does not have it, if no other has it.
+fn try_lock(state: &State) -> bool {
+    let is_taken = state.lock.try_take();
+    if is_taken {
+        state.owner.store(linux_raw::thread_id(), Ordering::Relaxed);
+    }
+    is_taken
+}
+
+/// Acts with the lock held, and gives it back.
+fn act_and_unlock<R>(state: &State, act: impl FnOnce(&mut Library) -> R) -> R {
+    // SAFETY:
+    // - the lock is held, so that nobody else has a reference.
+    let result = act(unsafe { state.library() });
+    unlock(state);
+    result
 }
 
 /// True if the calling thread, whose number is `me`, has the library already.
@@ -171,6 +250,7 @@ pub fn take_for_fork(prepare: impl FnOnce(&mut Library)) {
         }
         return;
     }
+    state.wait_for_entering();
     state.forker.store(linux_raw::thread_pointer(), Ordering::Relaxed);
     state.forks.store(1, Ordering::Relaxed);
     // SAFETY:
@@ -196,6 +276,8 @@ pub fn release_in_parent(finish: impl FnOnce(&mut Library)) {
 /// each fork serve this child, and a later fork within the same handlers has no memory left to guard.
 pub fn release_in_child(finish: impl FnOnce(&mut Library)) {
     if let Some(state) = known_state().filter(|state| is_forker(state)) {
+        // Other threads exist in the parent only.
+        state.entering.store(0, Ordering::Relaxed);
         release(state, finish);
     }
 }

@@ -9,7 +9,6 @@
 //! return address of `dlopen`. For the same reason calls of `dlsym` are passed on with their return address unchanged.
 
 use crate::auxiliary::Auxiliary;
-use crate::linking::with_nothing_unloaded;
 use crate::own_state::Call;
 use crate::report::LiftReport;
 use crate::{bystanders, environment, files, fork_handlers, loaded, machine, objects, seccomp, symbols};
@@ -85,11 +84,9 @@ fn tell_without_heap() {
 const HEAP_FOLDERS: [&str; 4] = ["../libexec/pagelift", "../../libexec/pagelift", ".", "../release"];
 
 fn act(call: &Call, variable: &Variable) {
-    let lifted = with_nothing_unloaded(|| {
-        call.with_library(|library| {
-            library.later = Some(variable.policy.clone());
-            library.lift(&variable.policy, fork_handlers::register)
-        })
+    let lifted = call.with_objects_and_library(|library| {
+        library.later = Some(variable.policy.clone());
+        library.lift(&variable.policy, fork_handlers::register)
     });
     let Ok(report) = lifted else { return };
     watch(&variable.policy);
@@ -165,7 +162,7 @@ fn lift_new(loads: u64, last: u64) {
         return;
     }
     let Ok(call) = Call::begin() else { return };
-    let lifted = with_nothing_unloaded(|| call.with_library(|library| library.lift_new(fork_handlers::register)));
+    let lifted = call.with_objects_and_library(|library| library.lift_new(fork_handlers::register));
     if let (true, Ok(Some(report))) = (VERBOSE.load(Ordering::Relaxed), lifted) {
         tell(&report, true, "");
     }
