@@ -30,7 +30,7 @@ enum pagelift_result {
     PAGELIFT_NOTHING = -2,
     /* Called from the library's own callback. */
     PAGELIFT_BUSY = -3,
-    /* No memory for the library's own state. */
+    /* No memory for what the library itself needs: nothing was changed. It grows with the number of mappings. */
     PAGELIFT_NO_MEMORY = -4,
     /* /proc is not mounted or not readable. */
     PAGELIFT_NOT_SEEN = -5,

@@ -41,7 +41,7 @@ static int next(struct dl_phdr_info *info, size_t size, void *count)
     return 0;
 }
 
-// The program's own look at the list, from which it calls the library.
+// Called with the list locked.
 static int query_in_callback(struct dl_phdr_info *info, size_t size, void *result)
 {
     (void)info, (void)size;

@@ -4,10 +4,14 @@
 //! Small blocks come from chunks, in classes of powers of two, and are reused; large ones are mapped and unmapped one
 //! by one. Every mapping is listed, so that the library can distinguish its own memory from the program's.
 //!
+//! A call begins with a reserve ([`Arena::reserve`]), which serves it when the kernel maps no more: a program near its limit of
+//! address space or of mappings goes on, and its call returns without an effect where not even that can be mapped.
+//!
 //! Callers hold all signals (`own_state::Call`): a handler that needs the lock in its own thread would wait forever.
 //! The thread that forks holds the lock during the fork (`own_memory::hold_for_fork`): otherwise a child could find it
 //! taken by a thread that the child does not have.
 
+use crate::reserve::Reserve;
 use address_space::{Address, AddressRange};
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
@@ -21,6 +25,10 @@ const CLASSES: usize = (LARGEST - SMALLEST + 1) as usize;
 /// Size of a chunk in bytes: enough for a whole lift, so that a lift that has begun does not fail because of
 /// `vm.max_map_count`. Untouched parts of a chunk take no memory.
 const CHUNK: usize = 8 << 20;
+/// Size of a chunk where no memory is left for a larger one.
+const SMALL_CHUNK: usize = 2 << 20;
+/// Bytes of a chunk that a call begins with.
+const LEAST: usize = 256 << 10;
 /// Power of two from which a freed block gives its pages back to the kernel.
 const GIVEN_BACK: u32 = 16;
 /// Highest number of mappings at a time, chunks and the largest blocks together.
@@ -46,6 +54,7 @@ struct Inner {
     chunk_end: usize,
     mappings: [(usize, usize); MOST_MAPPINGS],
     count: usize,
+    reserve: Reserve,
 }
 
 /// An allocator on separate mappings. All zero, like fresh memory from the kernel, means without memory.
@@ -84,6 +93,21 @@ impl Arena {
             Some(class) => inner.small(class),
             None => inner.map(layout.size()) as *mut u8,
         })
+    }
+
+    /// Makes sure that some small blocks can be allocated. False if there is no memory.
+    pub fn has_room(&self) -> bool {
+        self.with(|inner| inner.chunk_end - inner.chunk >= LEAST || inner.add_chunk())
+    }
+
+    /// Maps this many bytes for later allocations, until [`Arena::release`]. False if there is no memory.
+    pub fn reserve(&self, bytes: usize) -> bool {
+        self.with(|inner| inner.keep_reserve(bytes))
+    }
+
+    /// Ends what [`Arena::reserve`] has begun.
+    pub fn release(&self) {
+        self.with(Inner::release_reserve);
     }
 
     /// Frees a block.
@@ -141,19 +165,79 @@ impl Inner {
         // Chunks begin on page boundaries, so that a multiple of the size is aligned to the size.
         let start = self.chunk.next_multiple_of(size);
         if self.chunk == 0 || start + size > self.chunk_end {
-            let chunk = self.map(CHUNK);
-            if chunk == 0 {
-                return core::ptr::null_mut();
-            }
-            (self.chunk, self.chunk_end) = (chunk, chunk + CHUNK);
-            return self.small(class);
+            return if self.add_chunk() { self.small(class) } else { core::ptr::null_mut() };
         }
         self.chunk = start + size;
         start as *mut u8
     }
 
-    /// Maps memory and returns its address; 0 if there is none.
+    /// Goes on with another chunk. False if there is no memory.
+    fn add_chunk(&mut self) -> bool {
+        let large = self.map_fresh(CHUNK);
+        let (chunk, length) = if large == 0 { (self.map(SMALL_CHUNK), SMALL_CHUNK) } else { (large, CHUNK) };
+        if chunk != 0 {
+            (self.chunk, self.chunk_end) = (chunk, chunk + length);
+        }
+        chunk != 0
+    }
+
+    /// Maps memory, or takes it from the reserve, and returns its address; 0 if there is none.
     fn map(&mut self, bytes: usize) -> usize {
+        match self.map_fresh(bytes) {
+            0 => self.reserve.take(bytes.next_multiple_of(ROUNDING)),
+            fresh => fresh,
+        }
+    }
+
+    fn keep_reserve(&mut self, bytes: usize) -> bool {
+        if self.reserve.room() < bytes {
+            let left = self.reserve.pieces().len();
+            let fresh = if self.count + left < MOST_MAPPINGS { self.map_fresh(bytes) } else { 0 };
+            if fresh == 0 {
+                return false;
+            }
+            self.end_reserve();
+            self.reserve.begin(fresh, bytes.next_multiple_of(ROUNDING));
+        }
+        self.reserve.users += 1;
+        true
+    }
+
+    fn release_reserve(&mut self) {
+        self.reserve.users -= 1;
+        if self.reserve.users == 0 && self.reserve.pieces().is_empty() {
+            self.end_reserve();
+        }
+    }
+
+    /// Unmaps the reserve. Pieces that are in use become mappings of their own, for which the list has room.
+    fn end_reserve(&mut self) {
+        let Some((start, length)) = self.reserve.memory() else { return };
+        let Some(index) = self.mappings[..self.count].iter().position(|(at, _)| *at == start) else { return };
+        self.count -= 1;
+        self.mappings[index] = self.mappings[self.count];
+        let end = start + length;
+        let mut gap = start;
+        while gap < end {
+            // The next piece in the order of addresses.
+            let pieces = self.reserve.pieces().iter().copied();
+            let (next, length) = pieces.filter(|(at, _)| *at >= gap).min().unwrap_or((end, 0));
+            if next > gap {
+                // SAFETY:
+                // - the reserve is the arena's, and this part of it is no piece.
+                let _ = unsafe { linux_raw::munmap(AddressRange::new(Address(gap as u64), Address(next as u64))) };
+            }
+            if length > 0 {
+                self.mappings[self.count] = (next, length);
+                self.count += 1;
+            }
+            gap = next + length;
+        }
+        self.reserve.begin(0, 0);
+    }
+
+    /// Maps memory and returns its address; 0 if there is none.
+    fn map_fresh(&mut self, bytes: usize) -> usize {
         let length = bytes.next_multiple_of(ROUNDING);
         if self.count == MOST_MAPPINGS {
             return 0;
@@ -189,6 +273,13 @@ impl Inner {
     /// # Safety
     /// Nobody uses the block that begins there any more.
     unsafe fn unmap(&mut self, start: usize) {
+        if let Some(length) = self.reserve.give_back(start) {
+            // SAFETY:
+            // - the caller's promise: nobody uses the contents.
+            let _ =
+                unsafe { linux_raw::madvise(AddressRange::sized(Address(start as u64), length as u64), MADV_DONTNEED) };
+            return;
+        }
         let Some(index) = self.mappings[..self.count].iter().position(|(at, _)| *at == start) else { return };
         let (_, length) = self.mappings[index];
         self.count -= 1;

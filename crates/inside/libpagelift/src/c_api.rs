@@ -81,7 +81,7 @@ fn text(code: c_int) -> &'static CStr {
         INVALID => c"an option or an argument has no valid value",
         NOTHING => c"nothing could be lifted: the report says why",
         BUSY => c"the library was called from its own callback",
-        NO_MEMORY => c"no memory for the library's own state",
+        NO_MEMORY => c"no memory for what the library itself needs",
         NOT_SEEN => c"this process cannot be read: /proc is not mounted or not readable",
         FAULT => c"unexpected address space: an internal error of the library",
         _ => c"no result of this library",

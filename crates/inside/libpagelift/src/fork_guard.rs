@@ -39,9 +39,9 @@
 //! A raw `clone` and `_Fork` run no handlers; their children share pool pages as without the guard. So do the children
 //! of a thread whose own stack is on pool pages, for that stack.
 
-use crate::files;
 use crate::held_writes::HeldWrites;
 use crate::records::{self, LiftRecord};
+use crate::{files, own_memory};
 use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -63,6 +63,8 @@ const READ_WRITE: i32 = 3;
 pub struct Guard {
     installed: bool,
     snapshots: Vec<Snapshot>,
+    /// True while memory is kept for what a fork may need. Without it, the fork is like one without the guard.
+    pub has_memory: bool,
     held: Option<HeldWrites>,
 }
 
@@ -171,6 +173,13 @@ impl Guard {
         for snapshot in self.snapshots.drain(..) {
             snapshot.drop_in_parent();
         }
+        self.release_memory();
+    }
+
+    fn release_memory(&mut self) {
+        if core::mem::take(&mut self.has_memory) {
+            own_memory::release();
+        }
     }
 
     /// Installs the copies; memory on them is no pool memory any more.
@@ -194,6 +203,7 @@ impl Guard {
             put.within(record.range).for_each(|range| left.remove(range));
             left
         });
+        self.release_memory();
     }
 }
 

@@ -1,7 +1,8 @@
 //! The parts that a library without a runtime provides itself.
 
 use crate::own_memory::OwnMemory;
-use alloc::string::ToString;
+use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 /// In the archive: runs before the other constructors of the object that it is linked into. The shared library has a
 /// separate start.
@@ -22,8 +23,18 @@ static MEMORY: OwnMemory = OwnMemory;
 /// A fault of the library itself: says where, and ends the process as a failed assertion does.
 #[panic_handler]
 fn panic(fault: &core::panic::PanicInfo<'_>) -> ! {
-    let _ = linux_raw::write(2, b"pagelift: a fault of the library: ");
-    let _ = linux_raw::write(2, fault.to_string().as_bytes());
-    let _ = linux_raw::write(2, b"\n");
+    static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+    if !HAS_BEGUN.swap(true, Ordering::Relaxed) {
+        let _ = writeln!(StandardError, "pagelift: a fault of the library: {fault}");
+    }
     linux_raw::abort()
+}
+
+/// Writes without allocation: there may be no memory.
+struct StandardError;
+
+impl Write for StandardError {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        linux_raw::write(2, text.as_bytes()).map(drop).map_err(|_| fmt::Error)
+    }
 }

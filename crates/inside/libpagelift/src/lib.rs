@@ -38,6 +38,7 @@ mod machine;
 mod mapped_file;
 #[cfg(feature = "freestanding")]
 mod memory_functions;
+mod needs;
 mod objects;
 mod own_memory;
 mod own_state;
@@ -47,6 +48,7 @@ pub mod preload;
 mod probes;
 mod records;
 mod report;
+mod reserve;
 #[cfg(any(feature = "preload", test))]
 mod seccomp;
 #[cfg(feature = "preload")]

@@ -6,7 +6,7 @@ use crate::live_restrictions::LiveRestrictions;
 use crate::look::{Seen, look};
 use crate::records::{self, LiftRecord, Marks, is_named};
 use crate::report::LiftReport;
-use crate::{fork_guard, loaded};
+use crate::{fork_guard, loaded, needs, own_memory};
 use address_space::{AddressRange, AddressSpace, LoadedObject, MappingName, RangeSet};
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
@@ -187,6 +187,10 @@ impl Library {
     pub fn prepare_fork(&mut self) {
         if !self.records.iter().any(LiftRecord::is_of_pool) {
             return self.guard.prepare(&self.records, None);
+        }
+        self.guard.has_memory = own_memory::reserve(needs::of_a_call());
+        if !self.guard.has_memory {
+            return;
         }
         // The dynamic linker's list has a lock, and a fork waits for no more locks than it must.
         let space = self.keep_what_is_left(|record, space| match record.source {

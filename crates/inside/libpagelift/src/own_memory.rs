@@ -90,6 +90,23 @@ pub fn release_after_fork() {
     }
 }
 
+/// Makes sure that a call can allocate what does not grow with the program. False if there is no memory.
+pub fn has_room() -> bool {
+    memory().is_some_and(|memory| memory.arena.has_room())
+}
+
+/// Keeps this many bytes for a call, until [`release`]. False if there is no memory.
+pub fn reserve(bytes: usize) -> bool {
+    memory().is_some_and(|memory| memory.arena.reserve(bytes))
+}
+
+/// Ends what [`reserve`] has begun.
+pub fn release() {
+    if let Some(memory) = known() {
+        memory.arena.release();
+    }
+}
+
 /// The library's allocator.
 pub struct OwnMemory;
 

@@ -15,8 +15,8 @@
 //! here.
 
 use crate::library::Library;
-use crate::linking;
 use crate::own_memory::{self, Room};
+use crate::{linking, needs};
 use core::cell::{Cell, UnsafeCell};
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -101,7 +101,7 @@ impl State {
     }
 
     /// Waits until no thread has the linker's lock from here, for the thread that has the library: none takes it any more.
-    /// Where one of them waits for that lock, which a callback of the program's may hold for long, the wait ends earlier.
+    /// The wait has a limit, for a callback of the program's may hold that lock for long.
     fn wait_for_entering(&self) {
         fence(Ordering::SeqCst);
         for _ in 0..WAITS {
@@ -118,7 +118,7 @@ impl State {
 pub enum Unusable {
     /// The calling thread already holds the library's state: it was called from one of its own callbacks.
     Busy,
-    /// There is no memory even for its state.
+    /// There is no memory for its state, or for what the call may need.
     NoMemory,
 }
 
@@ -128,6 +128,8 @@ pub enum Unusable {
 pub struct Call {
     /// The signal mask before.
     mask: Cell<u64>,
+    /// True once memory is kept for it.
+    has_reserve: Cell<bool>,
 }
 
 impl Call {
@@ -140,7 +142,17 @@ impl Call {
         if is_holder(state, linux_raw::thread_id()) {
             return Err(Unusable::Busy);
         }
-        Ok(Self { mask: Cell::new(linux_raw::set_signal_mask(ALL_SIGNALS)) })
+        let call = Self { mask: Cell::new(linux_raw::set_signal_mask(ALL_SIGNALS)), has_reserve: Cell::new(false) };
+        if own_memory::has_room() { Ok(call) } else { Err(Unusable::NoMemory) }
+    }
+
+    /// Keeps the memory that an action may need until the end of the call: what it allocates is there, whatever limit the
+    /// program has reached.
+    fn reserve(&self) -> Result<(), Unusable> {
+        if !self.has_reserve.get() {
+            self.has_reserve.set(own_memory::reserve(needs::of_a_call()));
+        }
+        if self.has_reserve.get() { Ok(()) } else { Err(Unusable::NoMemory) }
     }
 
     /// Acts on what the library remembers, alone.
@@ -149,6 +161,7 @@ impl Call {
     /// [`Unusable`].
     pub fn with_library<R>(&self, act: impl FnOnce(&mut Library) -> R) -> Result<R, Unusable> {
         let state = state().ok_or(Unusable::NoMemory)?;
+        self.reserve()?;
         lock(state)?;
         Ok(act_and_unlock(state, act))
     }
@@ -159,6 +172,7 @@ impl Call {
     /// [`Unusable`].
     pub fn with_objects_and_library<R>(&self, act: impl FnOnce(&mut Library) -> R) -> Result<R, Unusable> {
         let state = state().ok_or(Unusable::NoMemory)?;
+        self.reserve()?;
         let mut act = Some(act);
         loop {
             // Nothing is held here, as the order of the locks asks.
@@ -187,6 +201,9 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
+        if self.has_reserve.get() {
+            own_memory::release();
+        }
         linux_raw::set_signal_mask(self.mask.get());
     }
 }

@@ -158,10 +158,13 @@ fn is_confined() -> bool {
 
 /// Lifts the objects that were loaded since the last look.
 fn lift_new(loads: u64, last: u64) {
-    if !loaded::newest_hold(loads.wrapping_sub(last), LEAST.load(Ordering::Relaxed)) || is_confined() {
+    if !loaded::newest_hold(loads.wrapping_sub(last), LEAST.load(Ordering::Relaxed)) {
         return;
     }
     let Ok(call) = Call::begin() else { return };
+    if is_confined() {
+        return;
+    }
     let lifted = call.with_objects_and_library(|library| library.lift_new(fork_handlers::register));
     if let (true, Ok(Some(report))) = (VERBOSE.load(Ordering::Relaxed), lifted) {
         tell(&report, true, "");
