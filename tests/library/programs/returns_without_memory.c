@@ -1,5 +1,5 @@
-// At the limit of its address space, or of its mappings, the program goes on: a call of the library returns with
-// PAGELIFT_NO_MEMORY, or does what it is to do.
+// At the limit of address space, or of mappings, no call of the library ends the program: it lifts, or returns
+// PAGELIFT_NO_MEMORY.
 //
 // link: shared archive static
 // needs: thp

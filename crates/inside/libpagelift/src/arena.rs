@@ -4,8 +4,8 @@
 //! Small blocks come from chunks, in classes of powers of two, and are reused; large ones are mapped and unmapped one
 //! by one. Every mapping is listed, so that the library can distinguish its own memory from the program's.
 //!
-//! A call begins with a reserve ([`Arena::reserve`]), which serves it when the kernel maps no more: a program near its limit of
-//! address space or of mappings goes on, and its call returns without an effect where not even that can be mapped.
+//! A call begins with a reserve ([`Arena::reserve`]) for what the kernel refuses to map later, in a program near its limit
+//! of address space or of mappings. If the reserve cannot be mapped either, the call returns without an effect.
 //!
 //! Callers hold all signals (`own_state::Call`): a handler that needs the lock in its own thread would wait forever.
 //! The thread that forks holds the lock during the fork (`own_memory::hold_for_fork`): otherwise a child could find it
@@ -25,7 +25,7 @@ const CLASSES: usize = (LARGEST - SMALLEST + 1) as usize;
 /// Size of a chunk in bytes: enough for a whole lift, so that a lift that has begun does not fail because of
 /// `vm.max_map_count`. Untouched parts of a chunk take no memory.
 const CHUNK: usize = 8 << 20;
-/// Size of a chunk where no memory is left for a larger one.
+/// Size of a chunk if there is no memory for a larger one.
 const SMALL_CHUNK: usize = 2 << 20;
 /// Bytes of a chunk that a call begins with.
 const LEAST: usize = 256 << 10;
@@ -224,7 +224,7 @@ impl Inner {
             let (next, length) = pieces.filter(|(at, _)| *at >= gap).min().unwrap_or((end, 0));
             if next > gap {
                 // SAFETY:
-                // - the reserve is the arena's, and this part of it is no piece.
+                // - the reserve is the arena's, and no piece is in this part.
                 let _ = unsafe { linux_raw::munmap(AddressRange::new(Address(gap as u64), Address(next as u64))) };
             }
             if length > 0 {

@@ -1,5 +1,5 @@
-//! Memory that is mapped before a call begins, for what the call allocates when the kernel maps no more. It is cut into
-//! pieces where they fit first; large blocks grow in it by moving, as in mappings of their own.
+//! Memory that is mapped before a call begins, for what the call allocates when the kernel maps no more. Each
+//! piece gets the lowest addresses with room for it. Large blocks grow by moving, as in mappings of their own.
 
 /// Highest number of pieces at a time.
 pub const MOST_PIECES: usize = 64;
