@@ -3,13 +3,11 @@
 //! Only huge pages of which half is touched are collapsed, so the resident memory at most doubles. The cost is bounded:
 //! between two passes the watcher sleeps many times as long as the pass took.
 
-use address_space::{AddressRange, PageSize, ProcessStat, dense_runs, may_be_collapsed};
-use linux::{advice, pagemap::Pagemap};
+use address_space::{AddressRange, PageSize, dense_runs, may_be_collapsed};
+use linux::{advice, pagemap::Pagemap, process_handle::ProcessHandle, watch::watched};
+use nix::errno::Errno;
 use process_view::ProcessFiles;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// At most so much is collapsed by one call, which holds the process's memory lock.
@@ -29,13 +27,30 @@ pub enum CollapseError {
     Refused(io::Error),
 }
 
-/// Collapses the dense parts once. Returns the number of bytes that are newly on huge pages.
+/// Collapses the dense parts once, of the process that has this PID now. Returns the number of bytes that are newly on
+/// huge pages.
 ///
 /// # Errors
 /// [`CollapseError`]. A range that the kernel cannot collapse is skipped.
 pub fn collapse_once(pid: i32, huge: PageSize, base: PageSize) -> Result<u64, CollapseError> {
+    collapse_pass(&open(pid)?, pid, huge, base)
+}
+
+fn open(pid: i32) -> Result<ProcessHandle, CollapseError> {
+    ProcessHandle::open(pid).map_err(|error| match error.raw_os_error() {
+        Some(code) if code == Errno::ESRCH as i32 => CollapseError::Gone,
+        _ => CollapseError::Refused(error),
+    })
+}
+
+/// Collapses the dense parts of a process once, as [`collapse_once`]. The PID is the one that the process has, or had.
+fn collapse_pass(process: &ProcessHandle, pid: i32, huge: PageSize, base: PageSize) -> Result<u64, CollapseError> {
     let usages = ProcessFiles::of(pid).smaps().map_err(|_| CollapseError::Gone)?;
     let pagemap = Pagemap::open(pid, base).map_err(|_| CollapseError::Gone)?;
+    // What was opened by the PID of an ended process may be another one's.
+    if !process.is_alive() {
+        return Err(CollapseError::Gone);
+    }
     let mut done = 0;
     for usage in usages.iter().filter(|usage| may_be_collapsed(usage)) {
         let range = usage.mapping.range.whole_pages(huge);
@@ -46,7 +61,7 @@ pub fn collapse_once(pid: i32, huge: PageSize, base: PageSize) -> Result<u64, Co
         // Kernels that do not report which pages are huge accept a second collapse as done.
         let already = pagemap.huge(range).unwrap_or_default();
         for run in dense_runs(range, huge, &touched, &already, AT_ONCE) {
-            done += collapse_run(pid, run, huge)?;
+            done += collapse_run(process, pid, run, huge)?;
         }
     }
     Ok(done)
@@ -74,28 +89,35 @@ pub fn collapsible(pid: i32, huge: PageSize, base: PageSize) -> Result<u64, Coll
 }
 
 /// Collapses a run or, if that fails, the parts that can be collapsed; returns their bytes.
-fn collapse_run(pid: i32, run: AddressRange, huge: PageSize) -> Result<u64, CollapseError> {
-    match advice::collapse(pid, run) {
+fn collapse_run(process: &ProcessHandle, pid: i32, run: AddressRange, huge: PageSize) -> Result<u64, CollapseError> {
+    let collapse = |range| {
+        let what = || format!("collapsing {range} of process {pid}");
+        watched(what, || advice::collapse_in(process, range))
+    };
+    match collapse(run) {
         Ok(()) => return Ok(run.len()),
         Err(error) if is_refusal(&error) => return Err(CollapseError::Refused(error)),
         Err(_) if run.len() == huge.bytes() => return Ok(0),
         Err(_) => {}
     }
-    Ok(run.pages(huge).filter(|&page| advice::collapse(pid, page).is_ok()).map(AddressRange::len).sum())
+    Ok(run.pages(huge).filter(|&page| collapse(page).is_ok()).map(AddressRange::len).sum())
 }
 
-/// Collapses again and again until the process ends; the reason why it stopped before, if it did.
-pub fn collapse_while_it_runs(pid: i32, huge: PageSize, base: PageSize) -> Result<(), CollapseError> {
-    // An open file of the process stays its own, whatever becomes of the number.
-    let Ok(state) = File::open(format!("/proc/{pid}/stat")) else { return Ok(()) };
+/// Collapses a process again and again until it ends; the reason why it stopped before, if it did. The PID is the one that
+/// the process had when the handle was opened.
+///
+/// # Errors
+/// [`CollapseError::Refused`].
+pub fn collapse_while_it_runs(
+    process: &ProcessHandle,
+    pid: i32,
+    huge: PageSize,
+    base: PageSize,
+) -> Result<(), CollapseError> {
     let mut pause = FIRST_PAUSE;
-    loop {
-        sleep(pause);
-        if has_ended(&state) {
-            return Ok(());
-        }
+    while !process.ends_within(pause) {
         let started = Instant::now();
-        let done = match collapse_once(pid, huge, base) {
+        let done = match collapse_pass(process, pid, huge, base) {
             Ok(done) => done,
             Err(CollapseError::Gone) => return Ok(()),
             Err(refused) => return Err(refused),
@@ -103,12 +125,7 @@ pub fn collapse_while_it_runs(pid: i32, huge: PageSize, base: PageSize) -> Resul
         let longer = if done > 0 { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
         pause = longer.max(started.elapsed() * PAUSE_TIMES_PASS);
     }
-}
-
-fn has_ended(state: &File) -> bool {
-    let mut text = [0; 512];
-    let Ok(length) = state.read_at(&mut text, 0) else { return true };
-    ProcessStat::parse(&text[..length]).is_none_or(ProcessStat::has_ended)
+    Ok(())
 }
 
 fn is_refusal(error: &io::Error) -> bool {
@@ -118,13 +135,19 @@ fn is_refusal(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     #[test]
-    fn a_process_that_ended_is_noticed() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let state = File::open(format!("/proc/{}/stat", child.id())).unwrap();
-        child.wait().unwrap();
-        assert!(has_ended(&state));
-        assert!(!has_ended(&File::open("/proc/self/stat").unwrap()));
+    fn the_next_process_with_the_same_pid_is_left_alone() {
+        let (huge, base) = (PageSize::new(2 << 20).unwrap(), linux::pages::base_page());
+        let mut ended = Command::new("true").spawn().unwrap();
+        let process = ProcessHandle::open(ended.id() as i32).unwrap();
+        ended.wait().unwrap();
+        // As if this process had got the number.
+        let own = std::process::id() as i32;
+        assert!(matches!(collapse_pass(&process, own, huge, base), Err(CollapseError::Gone)));
+        assert!(collapse_while_it_runs(&process, own, huge, base).is_ok());
+        let run = AddressRange::sized(address_space::Address(0), huge.bytes());
+        assert_eq!(collapse_run(&process, own, run, huge).ok(), Some(0));
     }
 }

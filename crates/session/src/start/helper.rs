@@ -78,6 +78,8 @@ fn lift_all(
     mut lifter: Lifter<impl FnMut(&StartEvent<'_>) + Send>,
 ) {
     let (collapse, pid) = (lifter.options().collapse_heap, program.as_raw());
+    // The program cannot have ended unseen yet.
+    let handle = ProcessHandle::open(pid);
     // If this process is a copy, it has no page table entries of the file yet.
     lifter.hold_again();
     if let Some(path) = path {
@@ -94,7 +96,11 @@ fn lift_all(
     let mut tell = lifter.into_tell();
     let collapsed = thread::scope(|scope| {
         let collapsing = collapse.map(|huge| {
-            thread::Builder::new().spawn_scoped(scope, move || collapse_while_it_runs(pid, huge, base_page()))
+            let collapse = move || match handle {
+                Ok(process) => collapse_while_it_runs(&process, pid, huge, base_page()),
+                Err(error) => Err(CollapseError::Refused(error)),
+            };
+            thread::Builder::new().spawn_scoped(scope, collapse)
         });
         companion.work(&mut tell);
         match collapsing? {
