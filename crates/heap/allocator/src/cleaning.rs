@@ -87,7 +87,7 @@ pub unsafe fn clean(start: usize, bytes: usize, density: Density) -> Density {
         if density == Density::NearlyUntouched && give_back_unseen(start, bytes) {
             return density;
         }
-        // Nobody tells which pages are resident then.
+        // The kernel is not asked which pages are resident then.
         if density.is_on_ordinary_pages() && sandbox::is_entered() {
             give_back(start, bytes);
             return density;

@@ -14,7 +14,7 @@ unsafe extern "C" {
     safe static IS_ENTERED: AtomicBool;
 }
 
-/// The process whose calls count: a child of vfork(2) has the memory of its parent, and a sandbox of its own.
+/// The process whose calls count: a child of vfork(2) has the memory of its parent, and another sandbox.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 /// Notes that the heap acts in this process.

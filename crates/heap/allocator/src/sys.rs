@@ -193,7 +193,7 @@ pub unsafe fn unlock(start: usize, bytes: usize) {
     }
 }
 
-/// Makes memory readable and writable, and takes back what a program can have set for a block of its own by mprotect(2) and, for its
+/// Makes memory readable and writable, and takes back what a program can have set for its block by mprotect(2) and, for its
 /// children and core dumps, madvise(2). NUMA policy, locks and protection keys stay. False if the kernel refuses.
 ///
 /// # Safety

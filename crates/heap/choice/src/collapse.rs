@@ -47,7 +47,7 @@ fn open(pid: i32) -> Result<ProcessHandle, CollapseError> {
 fn collapse_pass(process: &ProcessHandle, pid: i32, huge: PageSize, base: PageSize) -> Result<u64, CollapseError> {
     let usages = ProcessFiles::of(pid).smaps().map_err(|_| CollapseError::Gone)?;
     let pagemap = Pagemap::open(pid, base).map_err(|_| CollapseError::Gone)?;
-    // What was opened by the PID of an ended process may be another one's.
+    // A file that was opened by the PID of an ended process may belong to another process.
     if !process.is_alive() {
         return Err(CollapseError::Gone);
     }

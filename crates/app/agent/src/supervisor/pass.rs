@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 
 /// Time for the forks of one process in one turn.
 pub(super) const FORK_TURN: Duration = Duration::from_secs(10);
-/// Time of one user's processes, and then of their forks, after which those of all other users are preferred.
+/// Time for the processes of one user, and then for their forks, after which the processes of all other users are preferred.
 const LONGEST_OF_USER: Duration = Duration::from_secs(120);
 /// Time for all processes that are tried once more.
 const LONGEST_AGAIN: Duration = Duration::from_secs(60);
 /// Most forks of one process in one pass: the request names those that were tried.
 const MOST_FORKS: usize = 10_000;
 
-/// The means of a pass: the agent's, or those of a command without an agent.
+/// The means of a pass: of the agent, or of a command without an agent.
 pub(super) trait Means {
     /// The ledger. It may change in [`Self::perform`].
     fn ledger(&mut self) -> &mut Ledger;
