@@ -124,10 +124,11 @@ impl VirtualMachine {
         // Arm: QEMU takes many times as long for a CPU with pointer authentication, and half a minute to measure the TLBs of a CPU
         // that Pagelift does not know. Page tables of the kernel alone (KPTI) double the time, and the kernel uses them if its
         // own address is random. x86-64: where the CPU stores strings fast, kernels clear and copy pages byte by byte, which
-        // takes half as long again when emulated.
+        // takes half as long again when emulated. On a busy host the kernel would replace the time stamp counter by a clock that
+        // advances by ticks of 4 ms, with which waits seem to end early.
         let (machine, cpu, console, faster) = match self.architecture {
             "aarch64" => ("virt", "neoverse-n1,pmu=off", "ttyAMA0", "mitigations=off nokaslr"),
-            _ => ("pc", "max,erms=off,fsrm=off", "ttyS0", ""),
+            _ => ("pc", "max,erms=off,fsrm=off", "ttyS0", "tsc=reliable"),
         };
         let megabytes: u32 = self.nodes.iter().sum();
         // One thread for all CPUs. With a thread for each, QEMU 7.2 can keep the translation of an instruction that another CPU
