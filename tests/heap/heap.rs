@@ -309,7 +309,7 @@ fn a_fork_beyond_a_limit(t: &Context) -> Result<()> {
         echo +memory 2>/dev/null >$folder/cgroup.subtree_control || true
         mine=$folder/pagelift-heap-$$
         mkdir $mine
-        trap 'echo $$ >$folder/cgroup.procs; rmdir $mine' EXIT
+        trap 'echo $$ >$folder/cgroup.procs; until rmdir $mine 2>/dev/null; do sleep 0.1; done' EXIT
         echo $$ >$mine/cgroup.procs
         echo $((64 << 20)) >$mine/$limit
         $RUN {0} 80 || echo "ended with $?"
@@ -338,7 +338,7 @@ fn a_fork_beyond_an_inner_limit(t: &Context) -> Result<()> {
         mkdir $outer
         echo +memory 2>/dev/null >$outer/cgroup.subtree_control || true
         mkdir $outer/inner
-        trap 'echo $$ >$folder/cgroup.procs; rmdir $outer/inner $outer' EXIT
+        trap 'echo $$ >$folder/cgroup.procs; until rmdir $outer/inner 2>/dev/null; do sleep 0.1; done; rmdir $outer' EXIT
         echo $$ >$outer/inner/cgroup.procs
         echo $((64 << 20)) >$outer/inner/$limit
         RUN="$RUN" unshare -m sh -c 'mount --make-rprivate / && mkdir -p $0 && mount --bind $1 $0 &&
