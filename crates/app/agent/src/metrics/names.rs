@@ -4,11 +4,6 @@ use super::families::{MOST_GAINS, MOST_PROGRAMS, OTHER, Programs, label_of};
 use super::snapshot::Snapshot;
 use std::collections::BTreeSet;
 
-/// Programs that get a name in one run of the agent: more than one snapshot has, since programs come and go.
-const MOST_NAMES: usize = MOST_PROGRAMS + 4;
-/// Programs whose gains are shown in one run of the agent.
-const MOST_MEASURED: usize = MOST_GAINS + 3;
-
 /// The names that this run has used so far.
 #[derive(Debug, Default)]
 pub struct Names {
@@ -21,10 +16,10 @@ impl Names {
     /// The first names stay, so that a program never changes between its name and `other`.
     pub fn apply(&mut self, snapshot: &mut Snapshot) {
         for name in Programs::of(snapshot).names() {
-            add(&mut self.lifted, name, MOST_NAMES);
+            add(&mut self.lifted, name, MOST_PROGRAMS);
         }
         for name in snapshot.gains.iter().filter_map(|gain| label_of(&gain.program)) {
-            add(&mut self.measured, &name, MOST_MEASURED);
+            add(&mut self.measured, &name, MOST_GAINS);
         }
         snapshot.gains.retain(|gain| self.measured.contains(&gain.program));
         for lifted in snapshot.lifted.iter_mut().filter(|lifted| !self.lifted.contains(&lifted.program)) {

@@ -169,9 +169,13 @@ impl VerdictRecord {
         self.measurements.sort_by_key(|measurement| measurement.at);
         // A harm forbids lifts as long as it counts, however often the program is measured afterwards.
         while self.measurements.len() > MOST_MEASUREMENTS {
-            let may_go = |found: &Measurement| found.decision != Decision::Harm || found.weight(now) == 0.0;
-            let oldest = self.measurements.iter().position(may_go);
-            self.measurements.remove(oldest.unwrap_or(0));
+            let is_harm = |found: &Measurement| found.decision == Decision::Harm;
+            let is_over = |found: &Measurement| found.weight(now) == 0.0;
+            let oldest = |may_go: &dyn Fn(&Measurement) -> bool| self.measurements.iter().position(may_go);
+            // A harm is the last to go of those that do not count: with a wrong clock they all do not.
+            let surplus = oldest(&|found| is_over(found) && !is_harm(found))
+                .or_else(|| oldest(&|found| is_over(found) || !is_harm(found)));
+            self.measurements.remove(surplus.unwrap_or(0));
         }
     }
 
@@ -291,6 +295,11 @@ mod tests {
         harm.add(ahead, 9_000 * DAY);
         assert_eq!((harm.measurements.len(), harm.standing(9_000 * DAY)), (MOST_MEASUREMENTS, Standing::Unknown));
         assert_eq!(harm.standing(102 * DAY), Standing::DoesNotPay, "the clock was set back");
+        // A full record.
+        let ahead = Measurement { at: 9_001 * DAY, ..harm.measurements[MOST_MEASUREMENTS - 1].clone() };
+        harm.add(ahead, 9_001 * DAY);
+        assert_eq!(harm.measurements.len(), MOST_MEASUREMENTS);
+        assert_eq!(harm.standing(102 * DAY), Standing::DoesNotPay, "a harm is not deleted before others");
     }
 
     /// Old harms would otherwise fill the record for good.
