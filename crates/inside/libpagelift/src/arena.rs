@@ -26,7 +26,7 @@ const CLASSES: usize = (LARGEST - SMALLEST + 1) as usize;
 /// `vm.max_map_count`. Untouched parts of a chunk take no memory.
 const CHUNK: usize = 8 << 20;
 /// Size of a chunk if there is no memory for a larger one.
-const SMALL_CHUNK: usize = 2 << 20;
+const SMALL_CHUNK: usize = 3 << 20;
 /// Bytes of a chunk that a call begins with.
 const LEAST: usize = 256 << 10;
 /// Power of two from which a freed block gives its pages back to the kernel.

@@ -11,7 +11,7 @@
 use crate::auxiliary::Auxiliary;
 use crate::own_state::Call;
 use crate::report::LiftReport;
-use crate::{bystanders, environment, files, fork_handlers, loaded, machine, objects, seccomp, symbols};
+use crate::{bystanders, environment, files, fork_handlers, loaded, machine, objects, own_memory, seccomp, symbols};
 use alloc::string::String;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -161,10 +161,11 @@ fn lift_new(loads: u64, last: u64) {
     if !loaded::newest_hold(loads.wrapping_sub(last), LEAST.load(Ordering::Relaxed)) {
         return;
     }
-    let Ok(call) = Call::begin() else { return };
-    if is_confined() {
+    // Before anything that a filter could refuse. To find out needs some memory, which the C library maps as well.
+    if !own_memory::has_room() || is_confined() {
         return;
     }
+    let Ok(call) = Call::begin() else { return };
     let lifted = call.with_objects_and_library(|library| library.lift_new(fork_handlers::register));
     if let (true, Ok(Some(report))) = (VERBOSE.load(Ordering::Relaxed), lifted) {
         tell(&report, true, "");
