@@ -1,7 +1,7 @@
 //! One pass that undoes all lifts.
 //!
 //! Lifted processes are restored first and then their forks, in turns of the users. Processes that failed in an earlier pass, or
-//! whose user has used much time, follow after those of all others. At the end, failed ones are tried once more. A later pass
+//! whose user has used much time, follow after all other processes. At the end, failed processes are tried once more. A later pass
 //! tries the rest.
 
 use super::action::Action;

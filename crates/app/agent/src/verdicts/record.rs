@@ -172,7 +172,7 @@ impl VerdictRecord {
             let is_harm = |found: &Measurement| found.decision == Decision::Harm;
             let is_over = |found: &Measurement| found.weight(now) == 0.0;
             let oldest = |may_go: &dyn Fn(&Measurement) -> bool| self.measurements.iter().position(may_go);
-            // A harm is the last to go of those that do not count: with a wrong clock they all do not.
+            // Measurements that do not count go first, and a harm after the others: with a wrong clock no measurement counts.
             let surplus = oldest(&|found| is_over(found) && !is_harm(found))
                 .or_else(|| oldest(&|found| is_over(found) || !is_harm(found)));
             self.measurements.remove(surplus.unwrap_or(0));
