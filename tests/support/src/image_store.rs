@@ -1,5 +1,6 @@
 //! An image store for one test, and its images.
 
+use crate::program::copy_in_small_pieces;
 use crate::{Context, Output, Program, Session};
 use address_space::{ElfImage, PageSize};
 use anyhow::{Context as _, Result, ensure};
@@ -241,15 +242,14 @@ fn elf_of(path: &Path) -> Result<ElfImage> {
     ElfImage::parse(&bytes[..]).with_context(|| path.display().to_string())
 }
 
-/// Copies a program by cp(1). If this process wrote the file itself, a new child of another test could still have it
-/// open for writing, and executing it would fail as busy.
+/// Copies a program by another process, in pieces that the page cache keeps in small folios. If this process wrote the
+/// file itself, a new child of another test could still have it open for writing, and executing it would fail as busy.
 ///
 /// # Errors
-/// The message of cp.
+/// The message of dd.
 pub fn copy_program(t: &Context, from: &Path, to: &Path) -> Result<()> {
-    let mut copy = Command::new("cp");
-    copy.arg(from).arg(to);
-    t.run(copy)?.success().map(drop)
+    t.note(format!("+ copy {} {}", from.display(), to.display()));
+    copy_in_small_pieces(from, to)
 }
 
 /// Writes a file that everybody can execute, at once: like [`copy_program`], by another process.

@@ -16,13 +16,13 @@
 use crate::need::Need;
 use crate::{scratch_folder, tests_folder};
 use anyhow::{Context as _, Result, bail, ensure};
+use nix::fcntl::{Flock, FlockArg};
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsString;
 use std::fs;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 
 /// One program of the tests.
 #[derive(Clone, Debug)]
@@ -143,14 +143,18 @@ impl Program {
     /// # Errors
     /// The compiler's message.
     pub fn build(&self) -> Result<PathBuf> {
-        static BUILDING: Mutex<()> = Mutex::new(());
-        let _one_at_a_time = BUILDING.lock().unwrap_or_else(|e| e.into_inner());
         let folder = scratch_folder().join("programs").join(format!("{:016x}", self.fingerprint()?));
         let executable = folder.join(self.name());
         if executable.exists() {
             return Ok(executable);
         }
         fs::create_dir_all(&folder)?;
+        // Other test targets may run at the same time, so the lock is one between processes.
+        let lock = fs::File::create(folder.join("lock"))?;
+        let _one_at_a_time = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error)?;
+        if executable.exists() {
+            return Ok(executable);
+        }
         let part = folder.join(format!("{}.part", self.name()));
         for command in self.build_commands() {
             self.build_step(&command, &part)?;
@@ -224,7 +228,7 @@ impl Program {
 
 /// Copies a program so that the page cache keeps the copy in small folios. A linker writes large pieces, which a file system may
 /// keep in huge folios. The kernel then maps the code with huge pages in 1 start of 512, if the base is aligned by chance.
-fn copy_in_small_pieces(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy_in_small_pieces(from: &Path, to: &Path) -> Result<()> {
     let operand = |name: &str, path: &Path| {
         let mut operand = OsString::from(name);
         operand.push(path);
