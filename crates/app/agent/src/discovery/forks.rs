@@ -1,8 +1,9 @@
 //! Processes that were forked from another one, and so have its memory.
 
+use super::program::start_stack;
 use super::{Sampler, executed_file, processes};
 use crate::decision::{ExecutedFile, Identity};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A process that may be a fork.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +22,14 @@ pub fn forks(of: Identity, file: ExecutedFile) -> Vec<Identity> {
         Some(Relative { identity: sample.identity, parent: sample.parent, file: executed_file(pid)? })
     });
     forks_among(&relatives.collect::<Vec<_>>(), of, file)
+}
+
+/// The processes whose stack began at one of these addresses.
+pub fn with_stacks(stacks: &BTreeSet<u64>) -> Vec<(Identity, ExecutedFile)> {
+    let Ok(sampler) = Sampler::now() else { return Vec::new() };
+    let has_one = |pid: &i32| start_stack(*pid).is_some_and(|stack| stacks.contains(&stack));
+    let found = processes().unwrap_or_default().into_iter().filter(has_one);
+    found.filter_map(|pid| Some((sampler.sample(pid)?.identity, executed_file(pid)?))).collect()
 }
 
 fn forks_among(all: &[Relative], of: Identity, file: ExecutedFile) -> Vec<Identity> {

@@ -5,7 +5,7 @@ mod machine;
 mod program;
 mod sample;
 
-pub use forks::forks;
+pub use forks::{forks, with_stacks};
 pub use machine::{Machine, conditions};
 pub use program::{executed_file, own_line, program_of, scheduling_of, standing_of};
 pub use sample::{Sample, Sampler, own_identity, processes};

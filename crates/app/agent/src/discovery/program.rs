@@ -34,8 +34,13 @@ const PARTS: u64 = 16;
 pub fn executed_file(pid: i32) -> Option<ExecutedFile> {
     let process = ProcessFiles::of(pid);
     let metadata = executed_metadata(&process)?;
-    let stack = process.bytes("stat").ok().and_then(|stat| ProcessStat::parse(&stat)?.number(START_STACK));
-    Some(ExecutedFile { device: metadata.dev(), inode: metadata.ino(), stack: stack.unwrap_or_default() })
+    let stack = start_stack(pid).unwrap_or_default();
+    Some(ExecutedFile { device: metadata.dev(), inode: metadata.ino(), stack })
+}
+
+/// Address at which the stack of a process began.
+pub(super) fn start_stack(pid: i32) -> Option<u64> {
+    ProcessStat::parse(&ProcessFiles::of(pid).bytes("stat").ok()?)?.number(START_STACK)
 }
 
 /// Reads the facts about a process's program, with the variables named. Does not wait for a process that does not

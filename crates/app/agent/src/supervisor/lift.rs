@@ -210,6 +210,7 @@ impl Agent<'_> {
     pub(super) fn ended_in_lift(&mut self, entry: &Entry, why: Option<String>) -> io::Result<()> {
         if let Some(why) = why {
             self.ledger.counts.crashes += 1;
+            self.must_be_undone(entry.identity, Reason::Blocked, &why);
             self.block(entry, why)?;
         }
         // Its end is known: it counts once.

@@ -281,7 +281,8 @@ impl Agent<'_> {
         }
         // It has executed another program.
         if !self.is_measuring(entry.identity) || entry.file.was_left_for(executed_file(entry.identity.pid)) {
-            self.forget(entry.identity);
+            self.tracked.remove(&entry.identity);
+            self.ledger.lifts.retain(|other| other.identity != entry.identity);
             return self.ledger.save(&self.paths.state);
         }
         self.watch(measured);

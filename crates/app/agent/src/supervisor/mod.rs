@@ -4,6 +4,7 @@
 //! ledger the processes that were lifted or about to be lifted.
 
 mod action;
+mod adoption;
 mod budget;
 mod checks;
 mod ending;
@@ -41,10 +42,11 @@ pub use stuck_workers::StuckWorker;
 pub use switch::Switch;
 
 use crate::decision::{Event, ExecutedFile, Identity, Order, Program, Progress, Reason, Refusal, State, VARIABLE};
-use crate::discovery::{Machine, Sample, executed_file, own_identity, own_line};
+use crate::discovery::{Machine, Sample, own_identity, own_line};
 use crate::metrics::{Heard, Pauses};
 use crate::rules::{Configuration, Stamp, read_folder};
 use crate::worker::{LONGEST_WAIT, Request, has_no_worker};
+use adoption::leave;
 use examination::{Examined, Perform, examine};
 use exporter::Exporter;
 use known::Known;
@@ -114,6 +116,17 @@ struct Tracked {
     pays: bool,
     /// Why it is left alone, if that is by the verdict on its build.
     left: Option<Refusal>,
+}
+
+impl Tracked {
+    /// True if the process executes another program now than the one that was judged. If that one could not be read, the judgement
+    /// was about no program.
+    fn is_another(&self, now: Option<ExecutedFile>) -> bool {
+        match self.file {
+            Some(known) => known.was_left_for(now),
+            None => self.program.is_some() && self.progress.state == State::Ignored && now.is_some(),
+        }
+    }
 }
 
 /// The last resident size of a process, with the time of its reading. Scans that follow a lift at once do not count.
@@ -254,7 +267,6 @@ impl<'a> Agent<'a> {
         // The worker of a killed agent ends by itself, unless it is in an uninterruptible sleep.
         let beside = !has_no_worker(&paths.state, LONGEST_WAIT).map_err(io::Error::other)?;
         forget_ended(&mut ledger);
-        ledger.lifts.retain(|entry| !entry.file.was_left_for(executed_file(entry.identity.pid)));
         let own = own_identity()?;
         let mut perform =
             |request: &Request| worker.perform(&Request { beside, ..request.clone() }, &mut || Patience::Wait);
@@ -497,7 +509,9 @@ fn settle_interrupted(
     for entry in interrupted {
         let (named, identity) = (entry.named(), entry.identity);
         match examine(entry, perform, state, own) {
-            Examined::Gone => ledger.lifts.retain(|entry| entry.identity != identity),
+            Examined::Gone => {
+                leave(ledger, |entry| entry.identity == identity);
+            }
             Examined::Entry(entry) => {
                 report(&match &entry.refusal {
                     Some(why) if entry.progress.state == State::Lifting => {

@@ -5,6 +5,7 @@
 //! tries the rest.
 
 use super::action::Action;
+use super::adoption::leave;
 use super::ledger::{Entry, Ledger};
 use super::turns::Turns;
 use super::unix_time;
@@ -76,7 +77,7 @@ pub(super) fn restore_in_turns(
     why: &str,
 ) -> io::Result<BTreeSet<Identity>> {
     let entries = means.ledger().lifts.iter().filter(|entry| !without.contains(&entry.identity));
-    let lifted: Vec<_> = entries.filter(|entry| may_be_lifted(entry)).map(of_user).collect();
+    let lifted: Vec<_> = entries.filter(|entry| entry.may_be_lifted()).map(of_user).collect();
     let (mut last, first): (Vec<_>, Vec<_>) = lifted.into_iter().partition(|(_, process)| means.has_failed(*process));
     let mut pass = Pass { means, why, failed: BTreeSet::new(), forks: BTreeMap::new() };
     last.extend(pass.processes(Turns::of(first), LONGEST_OF_USER)?);
@@ -90,11 +91,6 @@ fn of_user(entry: &Entry) -> (u32, Identity) {
     (entry.user, entry.identity)
 }
 
-/// True for a process that may be lifted, also if it could not be examined.
-fn may_be_lifted(entry: &Entry) -> bool {
-    matches!(entry.progress.state, State::Kept | State::Lifting | State::Measuring)
-}
-
 impl Pass<'_> {
     /// Restores processes, each once. Returns those whose users have used `most` before their turn.
     fn processes(&mut self, mut turns: Turns, most: Duration) -> io::Result<Vec<(u32, Identity)>> {
@@ -105,23 +101,26 @@ impl Pass<'_> {
                 continue;
             }
             let begun = self.means.now();
-            self.process(process)?;
+            for (user, fork) in self.process(process)? {
+                turns.add(user, fork);
+            }
             turns.spent(user, self.means.now().duration_since(begun));
         }
         Ok(late)
     }
 
-    /// Restores a process without its forks.
-    fn process(&mut self, process: Identity) -> io::Result<()> {
-        let Some(entry) = self.means.ledger().entry(process).filter(|entry| may_be_lifted(entry)).cloned() else {
+    /// Restores a process without its forks. Returns those that have entries of their own from now on, since it has ended.
+    fn process(&mut self, process: Identity) -> io::Result<Vec<(u32, Identity)>> {
+        let mut adopted = Vec::<Entry>::new();
+        let Some(entry) = self.means.ledger().entry(process).filter(|entry| entry.may_be_lifted()).cloned() else {
             self.failed.remove(&process);
-            return Ok(());
+            return Ok(Vec::new());
         };
         let request = Request { fork_seconds: 0, ..self.means.request(&entry, Task::Restore) };
         let named = entry.named();
         match answer_of(self.means.perform(&request)) {
             Ok(answer) if answer.gone => {
-                self.means.ledger().lifts.retain(|other| other.identity != process);
+                adopted = leave(self.means.ledger(), |other| other.identity == process);
                 self.failed.remove(&process);
             }
             Ok(answer) => {
@@ -138,7 +137,8 @@ impl Pass<'_> {
                 }
             }
         }
-        self.means.save()
+        self.means.save()?;
+        Ok(adopted.iter().map(of_user).collect())
     }
 
     /// The processes with lifted forks, by user.
@@ -207,7 +207,9 @@ impl Pass<'_> {
         let entries = self.means.ledger().lifts.iter().filter(|entry| failed.contains(&entry.identity));
         let mut turns = Turns::of(entries.map(of_user).collect::<Vec<_>>());
         while let Some((_, process)) = turns.next().filter(|_| !left(self.means).is_zero()) {
-            self.process(process)?;
+            for (user, fork) in self.process(process)? {
+                turns.add(user, fork);
+            }
         }
         let mut turns = Turns::of(self.with_forks(without));
         while let Some((user, process)) = turns.next() {

@@ -1,12 +1,13 @@
 //! Undoes lifts.
 
 use super::action::{Action, Named};
+use super::adoption::leave;
 use super::ledger::{Entry, Ledger};
 use super::pass::{FORK_TURN, Means, answer_of, restore_in_turns, restored_with};
 use super::spawn::{Patience, Worker};
 use super::{Agent, unix_time};
 use crate::decision::{Event, Identity, Reason, Refusal, State};
-use crate::discovery::{Sampler, own_identity};
+use crate::discovery::{Sampler, executed_file, own_identity};
 use crate::rules::Keep;
 use crate::worker::{Answer, LONGEST_WAIT, Request, Share, Task, has_no_worker};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,47 +45,77 @@ const LONGEST_FORKS: Duration = Duration::from_secs(120);
 /// After a restore that failed, 2, 4, 8 … scans pass before the next try, this often doubled at most.
 const LONGEST_DOUBLING: u32 = 6;
 
-/// Processes whose lift could not be undone: the number of tries, and of scans until the next one.
+/// A process whose lift could not be undone.
 #[derive(Debug, Default)]
-pub(super) struct Retries(BTreeMap<Identity, (u32, u32)>);
+struct Failed {
+    tries: u32,
+    /// Scans until the next try.
+    wait: u32,
+    /// Scan of the last try.
+    last: u64,
+}
+
+/// Processes whose lift could not be undone.
+#[derive(Debug, Default)]
+pub(super) struct Retries {
+    failed: BTreeMap<Identity, Failed>,
+    /// Number of scans.
+    scan: u64,
+    /// The last scan at which a process of a user had a turn.
+    turns: BTreeMap<u32, u64>,
+}
 
 impl Retries {
     /// A scan has begun.
     pub(super) fn tick(&mut self) {
-        for (_, wait) in self.0.values_mut() {
-            *wait = wait.saturating_sub(1);
-        }
+        self.scan += 1;
+        self.failed.values_mut().for_each(|failed| failed.wait = failed.wait.saturating_sub(1));
     }
 
     pub(super) fn failed(&mut self, identity: Identity) {
-        let (tries, wait) = self.0.entry(identity).or_default();
-        *tries = tries.saturating_add(1).min(LONGEST_DOUBLING);
-        *wait = 1 << *tries;
+        let failed = self.failed.entry(identity).or_default();
+        let tries = failed.tries.saturating_add(1).min(LONGEST_DOUBLING);
+        *failed = Failed { tries, wait: 1 << tries, last: self.scan };
     }
 
     pub(super) fn waits(&self, identity: Identity) -> bool {
-        self.0.get(&identity).is_some_and(|(_, wait)| *wait > 0)
+        self.failed.get(&identity).is_some_and(|failed| failed.wait > 0)
     }
 
     fn has_failed(&self, identity: Identity) -> bool {
-        self.0.contains_key(&identity)
+        self.failed.contains_key(&identity)
     }
 
     pub(super) fn waiting(&self) -> BTreeSet<Identity> {
-        self.0.keys().copied().filter(|identity| self.waits(*identity)).collect()
+        self.failed.keys().copied().filter(|identity| self.waits(*identity)).collect()
     }
 
     pub(super) fn keep(&mut self, is_kept: impl Fn(Identity) -> bool) {
-        self.0.retain(|identity, _| is_kept(*identity));
+        self.failed.retain(|identity, _| is_kept(*identity));
+    }
+
+    /// The entry whose turn it is, of the user and of the process that were tried the longest time ago. Processes that always fail
+    /// do not keep others from their turn.
+    fn next<'a>(&mut self, due: impl Iterator<Item = &'a Entry>) -> Option<&'a Entry> {
+        let last = |entry: &Entry| self.failed.get(&entry.identity).map(|failed| failed.last);
+        let due = due.filter(|entry| !self.waits(entry.identity));
+        let next = due.min_by_key(|entry| (self.turns.get(&entry.user).copied(), last(entry)))?;
+        self.turns.insert(next.user, self.scan);
+        Some(next)
     }
 }
 
 impl Entry {
     /// True if its lift is to be undone: an earlier try has failed, or a measurement of another process has shown a loss.
     fn is_to_be_undone(&self) -> bool {
-        let reasons = [Reason::Blocked, Reason::NotMeasured, Reason::DoesNotPay];
+        let reasons = [Reason::Blocked, Reason::NotMeasured, Reason::DoesNotPay, Reason::KillSwitch];
         let refused = self.refusal.as_ref().is_some_and(|refusal| reasons.contains(&refusal.reason));
         self.progress.state == State::Kept && refused
+    }
+
+    fn reason_to_undo(&self) -> Reason {
+        let known = self.refusal.as_ref().filter(|_| self.is_to_be_undone());
+        known.map_or(Reason::Blocked, |refusal| refusal.reason)
     }
 }
 
@@ -123,9 +154,8 @@ impl Agent<'_> {
         if self.measuring.is_some() && !self.has_stuck_measurement() {
             return Ok(());
         }
-        let is_due =
-            |entry: &&Entry| (entry.is_to_be_undone() || entry.forks > 0) && !self.not_restored.waits(entry.identity);
-        let Some(entry) = self.ledger.lifts.iter().find(is_due).cloned() else { return Ok(()) };
+        let due = self.ledger.lifts.iter().filter(|entry| entry.is_to_be_undone() || entry.forks > 0);
+        let Some(entry) = self.not_restored.next(due).cloned() else { return Ok(()) };
         if entry.forks > 0 {
             return self.undo_forks(&entry);
         }
@@ -174,7 +204,10 @@ impl Agent<'_> {
         let named = entry.named();
         let request = self.request_for_turn(&entry, Task::Restore);
         match answer_of(self.perform(&request)) {
-            Ok(answer) if answer.gone => self.forget(entry.identity),
+            Ok(answer) if answer.gone => {
+                self.must_be_undone(entry.identity, entry.reason_to_undo(), &why);
+                self.forget(entry.identity);
+            }
             Ok(answer) => {
                 self.account(&answer);
                 let progress = entry.progress.after(Event::Undone);
@@ -188,12 +221,8 @@ impl Agent<'_> {
             }
             Err(error) => {
                 self.not_restored.failed(entry.identity);
-                let reason = entry
-                    .refusal
-                    .as_ref()
-                    .filter(|_| entry.is_to_be_undone())
-                    .map_or(Reason::Blocked, |refusal| refusal.reason);
-                self.ledger.put(Entry { refusal: Some(Refusal::new(reason, why)), ..entry });
+                let refusal = Some(Refusal::new(entry.reason_to_undo(), why));
+                self.ledger.put(Entry { refusal, ..entry });
                 (self.report)(&Action::NotRestored { named, why: error });
             }
         }
@@ -307,8 +336,34 @@ pub(super) fn warn(report: &mut dyn FnMut(&Action), answer: &Answer, named: &Nam
     }
 }
 
-/// Removes the entries of processes that have ended, but for those with lifted forks.
+/// Removes the entries of processes that have ended or execute another program. Their forks get entries of their own.
 pub fn forget_ended(ledger: &mut Ledger) {
     let Ok(sampler) = Sampler::now() else { return };
-    ledger.lifts.retain(|entry| entry.forks > 0 || sampler.lives(entry.identity));
+    let is_other = |entry: &Entry| entry.file.was_left_for(executed_file(entry.identity.pid));
+    leave(ledger, |entry| !sampler.lives(entry.identity) || is_other(entry));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::ledger::tests::entry;
+
+    /// 64 entries that always failed delayed all others for good.
+    #[test]
+    fn processes_that_always_fail_do_not_delay_others() {
+        let of = |user: u32, pid: i32| Entry { user, ..entry(pid) };
+        let all: Vec<Entry> = (1..=200).map(|pid| of(1000, pid)).chain([of(0, 201), of(1001, 202)]).collect();
+        let (mut retries, mut turns) = (Retries::default(), BTreeMap::<i32, Vec<u64>>::new());
+        for scan in 0..1300 {
+            retries.tick();
+            let next = retries.next(all.iter()).map(|entry| entry.identity);
+            if let Some(next) = next {
+                turns.entry(next.pid).or_default().push(scan);
+                retries.failed(next);
+            }
+        }
+        assert!(turns[&201][0] <= 2 && turns[&202][0] <= 2, "{turns:?}");
+        assert!((1..=200).all(|pid| turns[&pid].len() >= 4), "each of a user in turn: {turns:?}");
+        assert!(turns[&201].len() > 10, "a user with one process: {:?}", turns[&201]);
+    }
 }

@@ -55,13 +55,8 @@ impl Agent<'_> {
         let lives =
             |identity: Identity| seen.contains(&identity) || busy_with == Some(identity) || sampler.lives(identity);
         self.tracked.retain(|identity, _| lives(*identity));
-        let with_forks = self.ledger.lifts.iter().filter(|entry| entry.forks > 0).map(|entry| entry.identity);
-        let with_forks: BTreeSet<Identity> = with_forks.collect();
-        let is_kept = |identity: Identity| with_forks.contains(&identity) || lives(identity);
-        self.not_restored.keep(is_kept);
-        let before = self.ledger.lifts.len();
-        self.ledger.lifts.retain(|entry| is_kept(entry.identity));
-        if self.ledger.lifts.len() != before {
+        self.not_restored.keep(lives);
+        if self.leave(|entry| !lives(entry.identity)) {
             self.ledger.save(&self.paths.state)?;
         }
         self.ledger.counts.scans += 1;
@@ -108,12 +103,9 @@ impl Agent<'_> {
             tracked.progress = tracked.progress.after(Event::Excluded);
             return Ok(None);
         }
-        if let Some(known) = tracked.file
-            && known.was_left_for(executed_file(pid))
-        {
+        if tracked.is_another(executed_file(pid)) {
             *tracked = Tracked { progress: tracked.progress.after(Event::Executed), ..Tracked::default() };
-            if self.ledger.entry(identity).is_some() {
-                self.ledger.lifts.retain(|entry| entry.identity != identity);
+            if self.leave(|entry| entry.identity == identity) {
                 self.ledger.save(&self.paths.state)?;
             }
         }
@@ -216,7 +208,7 @@ impl Agent<'_> {
     /// Forgets the state of a process that has ended.
     pub(super) fn forget(&mut self, identity: Identity) {
         self.tracked.remove(&identity);
-        self.ledger.lifts.retain(|entry| entry.identity != identity);
+        self.leave(|entry| entry.identity == identity);
     }
 }
 

@@ -6,10 +6,13 @@ use crate::rules::{Keep, Mode};
 use crate::worker::{Answer, Request, Share, SourceBytes, Task};
 use linux::process_handle::ProcessHandle;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat;
+use nix::unistd::{Pid, mkfifo};
 use std::cell::RefCell;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 
@@ -17,6 +20,8 @@ use std::rc::Rc;
 const SOON: Duration = Duration::from_secs(120);
 /// Uses more CPU time than a lift costs, then waits.
 const BURN: &str = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done; read x";
+/// The same, beside a fork that waits for a writer, and executes another program at the end.
+const BURN_AND_FORK: &str = "(read y <$0.pipe) & i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done; read x; exec cat";
 
 type Answers = dyn FnMut(&Request) -> Result<Answer, String>;
 
@@ -61,7 +66,7 @@ struct Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        let _ = kill(Pid::from_raw(-self.pid().as_raw()), Signal::SIGKILL);
         let _ = self.child.wait();
     }
 }
@@ -72,6 +77,10 @@ impl Bench {
     }
 
     fn with_settings(settings: &str, more: &str) -> Self {
+        Self::with_script(BURN, settings, more)
+    }
+
+    fn with_script(script: &str, settings: &str, more: &str) -> Self {
         let given = settings;
         let folder = tempfile::tempdir().unwrap();
         let rules = folder.path().join("agent.d");
@@ -80,12 +89,13 @@ impl Bench {
                         max_cpu_pressure = \"100%\"\nmax_memory_pressure = \"100%\"\nmin_free_memory = \"0%\"";
         let program = folder.path().join("burner");
         fs::copy("/bin/sh", &program).unwrap();
+        mkfifo(&folder.path().join("burner.pipe"), stat::Mode::S_IRWXU).unwrap();
         let rule = format!("[[rule]]\nname = \"r\"\nmatch = {{ exe = \"{}\" }}\nkeep = \"always\"", program.display());
         let file = rules.join("10.toml");
         fs::write(&file, format!("[agent]\n{settings}\n{given}\n{rule}\n{more}\n")).unwrap();
         fs::set_permissions(file, fs::Permissions::from_mode(0o644)).unwrap();
         let child = loop {
-            match Command::new(&program).args(["-c", BURN]).stdin(Stdio::piped()).spawn() {
+            match Command::new(&program).args(["-c", script]).stdin(Stdio::piped()).process_group(0).spawn() {
                 // A child of another test has inherited the file while it was written, until it executes its program.
                 Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
                 child => break child.unwrap(),
@@ -376,7 +386,7 @@ fn forks_that_were_restored_are_known_to_be_plain() {
     assert_eq!(left, [(2, State::Restored, 0), (3, State::Eligible, 4)]);
 }
 
-/// They had no later turn, and none after the end of the process that has forked them.
+/// They had no later turn.
 #[test]
 fn forks_that_stay_lifted_get_a_later_turn() {
     let mut bench = Bench::new("");
@@ -391,21 +401,52 @@ fn forks_that_stay_lifted_get_a_later_turn() {
         tries += 1;
         if tries < 5 { late(1) } else { late(0) }
     };
-    let (pid, switch) = (bench.pid(), bench.paths().switch);
+    let switch = bench.paths().switch;
     let all_restored = move |agent: &mut Agent<'_>| {
         if agent.ledger.counts.restored > 0 && switch.exists() {
             fs::remove_file(&switch).unwrap();
-            kill(pid, Signal::SIGKILL).unwrap();
         }
         let first = agent.ledger.lifts.first();
-        agent.ledger.counts.restored > 0 && !has_forks(first)
+        agent.ledger.counts.restored > 0 && first.is_some_and(|entry| entry.forks == 0)
     };
     let ledger = bench.run(answers, all_restored);
     assert_eq!(bench.tasks().iter().filter(|task| **task == Task::RestoreForks).count(), 5, "{ledger:?}");
 }
 
-fn has_forks(entry: Option<&Entry>) -> bool {
-    entry.is_some_and(|entry| entry.forks > 0)
+/// The fork has the copies, and was forgotten with the process.
+#[test]
+fn a_fork_stays_known_when_its_parent_ends_or_executes_another_program() {
+    for ends in [true, false] {
+        let mut bench = Bench::with_script(BURN_AND_FORK, "", "");
+        bench.run(|_| lifted(9), |agent| agent.ledger.counts.lifts > 0);
+        let parent = bench.pid().as_raw();
+        if ends {
+            kill(bench.pid(), Signal::SIGKILL).unwrap();
+        } else {
+            bench.child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        }
+        let has_left = move |agent: &mut Agent<'_>| agent.ledger.lifts.iter().all(|entry| entry.identity.pid != parent);
+        let ledger = bench.run(|_| lifted(9), has_left);
+        let seen = ledger.lifts.iter().map(|entry| (entry.progress.state, entry.resident, entry.forks));
+        assert_eq!(seen.collect::<Vec<_>>(), [(State::Kept, 9, 0)], "ends: {ends}");
+        let fork = ledger.lifts[0].identity;
+        fs::write(bench.paths().switch, "restore").unwrap();
+        let ledger = bench.run(|_| lifted(9), |agent| agent.ledger.counts.restored > 0);
+        assert_eq!((ledger.lifts[0].identity, state(&ledger)), (fork, Some(State::Restored)));
+        let last = bench.requests.borrow().iter().rfind(|request| request.task == Task::Restore).cloned();
+        assert_eq!(last.map(|request| request.identity), Some(fork));
+    }
+}
+
+/// It could not be read once, for want of descriptors for example, and was left alone for good.
+#[test]
+fn a_process_whose_file_could_not_be_read_is_judged_again() {
+    let ignored = Progress { state: State::Ignored, refusals: 0 };
+    let unread = || Tracked { progress: ignored, program: Some(Program::default()), ..Tracked::default() };
+    let now = Some(ExecutedFile { device: 1, inode: 2, stack: 3 });
+    assert!(unread().is_another(now) && !unread().is_another(None));
+    assert!(!Tracked { file: now, ..unread() }.is_another(now));
+    assert!(!Tracked::default().is_another(now), "it was not judged so far");
 }
 
 #[test]
