@@ -179,10 +179,19 @@ impl Served {
         Ok(fs::read_to_string(format!("/proc/{}/maps", self.pid()))?)
     }
 
-    /// Lets it fork. Returns the PID.
+    /// Lets it fork. Returns the PID of the fork, which ends with it.
     pub fn fork(&mut self) -> Result<u32> {
+        self.fork_by("fork\n")
+    }
+
+    /// Lets it fork. Returns the PID of the fork, which lasts until it is killed.
+    pub fn daemon(&mut self) -> Result<u32> {
+        self.fork_by("daemon\n")
+    }
+
+    fn fork_by(&mut self, line: &str) -> Result<u32> {
         let before = self.session.stdout_so_far().lines().count();
-        self.session.send("fork\n")?;
+        self.session.send(line)?;
         poll_until(SOON, "a fork", || self.session.stdout_so_far().lines().count() > before)?;
         Ok(self.session.stdout_so_far().lines().nth(before).context("no line")?.parse()?)
     }

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
     let mut tests: Vec<Test> = vec![
         test_case("lifted_by_rule_and_restored", needs(), lifted_and_restored),
+        test_case("a_fork_outlives_its_parent", needs(), outlived),
         test_case("observe_touches_nothing", needs(), observed),
         test_case("a_restart_lifts_nothing_twice", needs(), restarted),
         test_case("the_kill_switch_restores", needs(), switched_off),
@@ -99,6 +100,29 @@ fn lifted_and_restored(t: &Context) -> Result<()> {
     ensure!(served.huge_bytes()? == 0, "huge pages are left");
     ensure!(View::of(fork)?.huge_bytes() == 0, "huge pages of its fork are left");
     served.end()
+}
+
+/// The fork has the copies. It was forgotten with its parent, and no restore found it.
+fn outlived(t: &Context) -> Result<()> {
+    let machine = Machine::new(t, "act", "")?;
+    let mut served = machine.serve(&[], &[])?;
+    let agent = machine.agent()?;
+    agent.wait_for_stderr(&format!("lifted serves_from_large_code[{}]", served.pid()))?;
+    let fork = served.daemon()?;
+    ensure!(View::of(fork)?.huge_bytes() > 0, "the fork has another memory");
+    served.end()?;
+    poll_until(SOON, "an entry of the fork", || {
+        let status = machine.status().unwrap_or_default();
+        let of_fork = |entry: &Value| entry["identity"]["pid"] == fork && entry["progress"]["state"] == "kept";
+        status["ledger"]["lifts"].as_array().is_some_and(|entries| entries.len() == 1 && of_fork(&entries[0]))
+    })?;
+    let restored = t.run(machine.pagelift(&["stop", "--restore"])?)?.success()?;
+    let line = format!("restored serves_from_large_code[{fork}]");
+    ensure!(restored.stderr.contains(&line), "{}", restored.stderr);
+    let left = View::of(fork)?.huge_bytes();
+    kill(Pid::from_raw(fork as i32), Signal::SIGKILL)?;
+    ensure!(left == 0, "{left} bytes of it are on huge pages");
+    agent.finish()?.success().map(drop)
 }
 
 fn observed(t: &Context) -> Result<()> {

@@ -1,6 +1,6 @@
 // Uses CPU time in its own large code until it has used 0.3 s, reports that it is ready, and then uses a little now and
 // then. For each line of input it reports whether its code and constants were right all the time. For the line "fork"
-// it prints the PID of a fork that waits until its parent ends.
+// it prints the PID of a fork that waits until its parent ends, and for "daemon" of one that waits until it is killed.
 //
 //   serves_from_large_code [real-time | thread | closed | traced]
 //
@@ -79,10 +79,11 @@ int main(int count, char **words) {
         char line[16];
         if (ready <= 0) continue;
         if (!fgets(line, sizeof line, stdin)) return same ? 0 : 1;
-        if (!strcmp(line, "fork\n")) {
+        if (!strcmp(line, "fork\n") || !strcmp(line, "daemon\n")) {
             pid_t child = fork();
             if (!child) {
-                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                if (*line == 'f') prctl(PR_SET_PDEATHSIG, SIGKILL);
+                else for (int i = 0; i < 3; i++) close(i);
                 for (;;) pause();
             }
             printf("%d\n", child);
