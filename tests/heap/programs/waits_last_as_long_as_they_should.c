@@ -269,11 +269,29 @@ static int all_ended(void) {
     return ended == WAITS;
 }
 
+/* Waits whose call could not be recognised. On AArch64 a call's first argument is lost when it ends. If the thread slept
+   again before the handler, for its stack's page for example, the call may be another one, and poll and select return
+   EINTR. */
+static int lost;
+
+static int is_lost(const struct wait *wait) {
+#ifdef __aarch64__
+    int (*const with_updated_time[])(int) = {in_poll, in_ppoll, in_select};
+    for (int i = 0; i < 3; i++)
+        if (wait->wait == with_updated_time[i]) return wait->result != 0 && wait->error == EINTR;
+#endif
+    return wait == NULL;
+}
+
 static void check_results(int may_be_interrupted) {
     for (int i = 0; i < WAITS; i++) {
         struct wait *wait = &waits[i];
         pthread_join(wait->thread, NULL);
         int forgiven = may_be_interrupted && !wait->is_kept && wait->error == EINTR;
+        if (!forgiven && is_lost(wait)) {
+            lost++;
+            continue;
+        }
         if (wait->result != 0 && !forgiven) {
             fprintf(stderr, "%s: %d, %s\n", wait->name, wait->result, strerror(wait->error));
             _exit(2);
@@ -411,13 +429,24 @@ static void ended_by_own_signals(void) {
     }
 }
 
+/* Makes a check, and makes it again if calls were lost: that is rare. */
+static void check(void (*phase)(void)) {
+    int tries = 0;
+    do {
+        if (++tries > 3) fail("poll or select is lost in each of three tries");
+        alarm(SECONDS);
+        lost = 0;
+        phase();
+    } while (lost);
+}
+
 int main(void) {
-    alarm(SECONDS);
     char *held = malloc(3 << 20);
     memset(held, 1, 3 << 20);
     refuse_to_move();
-    often();
-    once();
+    check(often);
+    check(once);
+    alarm(SECONDS);
     over_and_not_back();
     ended_by_own_signals();
     printf("all waits ended in time\n");
