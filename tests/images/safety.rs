@@ -6,13 +6,16 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Ending, Image, Need, Output, Program, Test, TestStore, copy_of_a_program, test_case};
+use test_support::{
+    Context, Ending, Image, Need, Output, Program, Test, TestStore, copy_of_a_program, pagelift_binary, test_case,
+};
 
 /// Number of the user and the group `nobody`.
 pub const NOBODY: u32 = 65534;
 
 pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
+    let others = [Need::Root, Need::Thp, Need::Command("unshare".into())];
     vec![
         test_case("an_ordinary_user_uses_and_changes_nothing", needs(), ordinary_user),
         test_case("an_image_shows_nobody_a_private_file", needs(), private_file),
@@ -22,6 +25,8 @@ pub fn tests() -> Vec<Test> {
         test_case("a_store_that_others_could_change_is_refused", needs(), open_store),
         test_case("a_store_on_ordinary_pages_is_refused", needs(), ordinary_pages),
         test_case("setup_hides_no_files", needs(), setup_hides_nothing),
+        test_case("file_systems_of_others_are_no_stores", others.to_vec(), file_systems_of_others),
+        test_case("a_collection_keeps_files_of_others", needs(), files_of_others),
         test_case("text_relocations_are_refused", needs(), text_relocations),
         test_case("strange_names_stay_harmless", needs(), strange_names),
     ]
@@ -205,6 +210,45 @@ fn setup_hides_nothing(t: &Context) -> Result<()> {
     refused(&setup("relative")?, &["needed an absolute path"])?;
     refused(&setup("/run/a b")?, &["needed an absolute path"])?;
     ensure!(!PathBuf::from("/run/a b").exists(), "a folder was made");
+    Ok(())
+}
+
+/// A tmpfs or hugetlbfs that was mounted for other purposes, such as /dev/hugepages, keeps its options, its mode and its
+/// files.
+fn file_systems_of_others(t: &Context) -> Result<()> {
+    const SCRIPT: &str = r#"
+        mkdir "$3" && mount -t "$1" -o "$2" other "$3" && touch "$3/file" || exit 1
+        state() { stat -c %a "$3"; grep " $3 " /proc/self/mountinfo; ls -A "$3"; }
+        state "$@" >"$3.before"
+        for command in "setup $4" gc list; do
+            "$5" image $command --store "$3" && { echo "$command was accepted"; exit 1; }
+        done
+        state "$@" >"$3.after"
+        diff "$3.before" "$3.after""#;
+    for (kind, options, option) in [
+        ("tmpfs", "mode=755,size=64m,huge=always", ""),
+        ("tmpfs", "mode=1777,size=64m,huge=always", ""),
+        ("hugetlbfs", "mode=755", "--hugetlbfs"),
+    ] {
+        let place = t.folder().join(format!("{kind}-{}", options.len()));
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", SCRIPT, "sh", kind, options]).arg(&place).arg(option).arg(pagelift_binary()?);
+        let output = t.run(command)?.success()?;
+        let found =
+            format!("found a {kind} of the source `other` mounted there, needed an empty directory, or a store");
+        ensure!(output.stderr.contains(&found), "{}", output.stderr);
+    }
+    Ok(())
+}
+
+fn files_of_others(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "64M")?;
+    fs::write(store.path.join("notes"), "x")?;
+    fs::create_dir(store.path.join("empty"))?;
+    store.image(t, "gc", &[])?.success()?;
+    ensure!(fs::read_dir(&store.path)?.count() == 2, "gc removed files that Pagelift did not write");
+    let list = store.image(t, "list", &[])?.success()?.stdout;
+    ensure!(list.contains("note: notes: not an image's name; `pagelift image gc` keeps it"), "{list}");
     Ok(())
 }
 

@@ -22,7 +22,7 @@ pub struct Collected {
     pub images: Vec<Image>,
     /// Bytes of memory that these occupied.
     pub bytes: u64,
-    /// Number of other things in the store that are not images: left over, damaged or foreign.
+    /// Number of other things removed: damaged images, and folders of images that were never finished.
     pub debris: u64,
     /// Images whose source has changed, but that some process still maps.
     pub in_use: u64,
@@ -40,7 +40,7 @@ pub struct Collected {
 
 impl Store {
     /// Removes every image that no process maps and whose source was changed or has vanished, or that nobody has used
-    /// for the given time, and everything in the store that is not an image. Then it removes more images if the others
+    /// for the given time, and every damaged image. Then it removes more images if the others
     /// take more memory than given. Images that are kept but show more than their source does are restricted to root.
     /// With `dry_run` it only reports what it would do.
     ///

@@ -32,13 +32,22 @@ pub struct Space {
     pub free: Option<u64>,
 }
 
+/// The source of stores in the mount table, by which a store is distinguished from other uses of the same file system.
+pub(crate) const DEVICE: &str = "pagelift";
+
+/// Number of the device's field in mountinfo, from 0.
+const DEVICE_FIELD: usize = 2;
+/// Number of the mount point's field.
+const MOUNT_POINT_FIELD: usize = 4;
+
 /// Which checks are made before a store is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
     /// Everything.
     Whole,
-    /// Everything except checks that matter only for making an image: whether the kernel gives huge pages to a tmpfs
-    /// file that is being written. After mapping an image the lift reads back the size of its pages.
+    /// Everything except checks that matter only for changing the store: whether it was mounted as one, and whether the
+    /// kernel gives huge pages to a tmpfs file that is being written. After mapping an image the lift reads back the size
+    /// of its pages.
     ToMap,
 }
 
@@ -66,6 +75,9 @@ pub(crate) fn inspect(
         HUGETLBFS_MAGIC => {
             let size = PageSize::new(stat.block_size() as u64)
                 .map_err(|_| unfit("no page size".to_owned(), "hugetlbfs", set_up()))?;
+            if check == Check::Whole {
+                check_source(mounted(device).as_ref(), "hugetlbfs").map_err(|found| foreign(path, found))?;
+            }
             Ok((FileSystem::Hugetlbfs, size))
         }
         TMPFS_MAGIC => {
@@ -76,11 +88,13 @@ pub(crate) fn inspect(
             if check == Check::ToMap {
                 return Ok((FileSystem::Tmpfs, size));
             }
+            let mounted = mounted(device);
+            check_source(mounted.as_ref(), "tmpfs").map_err(|found| foreign(path, found))?;
             if is_shared_memory_denied() {
                 let fix = format!("echo never > {THP}/shmem_enabled");
                 return Err(unfit("`deny` in shmem_enabled".to_owned(), "any other word there", fix));
             }
-            let mode = huge_mode(device).unwrap_or_else(|| "never".to_owned());
+            let mode = mounted.and_then(|mounted| mounted.huge).unwrap_or_else(|| "never".to_owned());
             if mode != "always" && mode != "within_size" {
                 let fix = format!("mount -o remount,huge=always {}", quoted_path(path));
                 return Err(unfit(format!("a tmpfs mounted `huge={mode}`"), "`huge=always`", fix));
@@ -109,22 +123,55 @@ fn is_shared_memory_denied() -> bool {
     fs::read_to_string(format!("{THP}/shmem_enabled")).is_ok_and(|text| chosen_word(&text) == Some("deny"))
 }
 
-/// The `huge=` of the mount with this device number; `None` if it has none.
-fn huge_mode(device: u64) -> Option<String> {
-    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
-    huge_mode_in(&text_of("/proc/self/mountinfo").ok()?, &format!("{major}:{minor}"))
+/// Refuses a file system that was not mounted as a store: files of others may be in it, which a collection would remove.
+fn check_source(mounted: Option<&Mounted>, kind: &str) -> Result<(), String> {
+    match mounted.map(|mounted| mounted.source.as_str()) {
+        Some(DEVICE) => Ok(()),
+        source => Err(format!("a {kind} of the source `{}`", source.unwrap_or("unknown"))),
+    }
 }
 
-/// Fields as in proc_pid_mountinfo(5): the device is the third, the file system's own options are the last.
-fn huge_mode_in(mountinfo: &str, device: &str) -> Option<String> {
-    let line = mountinfo.lines().rev().find(|line| line.split(' ').nth(2) == Some(device))?;
-    let options = line.split_once(" - ")?.1.split(' ').nth(2)?;
-    options.split(',').find_map(|option| option.strip_prefix("huge=")).map(str::to_owned)
+/// The error for a mounted file system of others.
+pub(crate) fn foreign(path: &Path, found: String) -> StoreError {
+    let fix = "pagelift image setup --store DIRECTORY".to_owned();
+    StoreError::Unfit { path: path.to_owned(), found, needed: "an empty directory, or a store", fix }
+}
+
+/// The entry of a mounted file system in the mount table.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Mounted {
+    /// Its type, such as `tmpfs`.
+    pub kind: String,
+    /// Its source, which is [`DEVICE`] for a store.
+    pub source: String,
+    /// Its option `huge=`.
+    huge: Option<String>,
+}
+
+/// The mount with this device number.
+fn mounted(device: u64) -> Option<Mounted> {
+    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
+    mounted_in(&text_of("/proc/self/mountinfo").ok()?, DEVICE_FIELD, &format!("{major}:{minor}"))
+}
+
+/// The mount right on a directory.
+pub(crate) fn mounted_on(directory: &Path) -> Option<Mounted> {
+    mounted_in(&text_of("/proc/self/mountinfo").ok()?, MOUNT_POINT_FIELD, directory.to_str()?)
+}
+
+/// The last mount with this text in a field (proc_pid_mountinfo(5)). Type, source and the file system's own options follow
+/// the separator.
+fn mounted_in(mountinfo: &str, field: usize, text: &str) -> Option<Mounted> {
+    let line = mountinfo.lines().rev().find(|line| line.split(' ').nth(field) == Some(text))?;
+    let mut fields = line.split_once(" - ")?.1.split(' ');
+    let (kind, source, options) = (fields.next()?, fields.next()?, fields.next()?);
+    let huge = options.split(',').find_map(|option| option.strip_prefix("huge=")).map(str::to_owned);
+    Some(Mounted { kind: kind.to_owned(), source: source.to_owned(), huge })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::huge_mode_in;
+    use super::*;
 
     const MOUNTS: &str = "\
 21 1 0:20 / /proc rw,nosuid shared:5 - proc proc rw
@@ -134,9 +181,18 @@ mod tests {
 
     #[test]
     fn the_mode_stands_in_the_options_of_the_very_file_system() {
-        assert_eq!(huge_mode_in(MOUNTS, "0:40").as_deref(), Some("always"));
-        assert_eq!(huge_mode_in(MOUNTS, "0:41"), None);
-        assert_eq!(huge_mode_in(MOUNTS, "0:4"), None);
-        assert_eq!(huge_mode_in("x\n\n- -\n", "0:40"), None);
+        let huge_mode = |device| mounted_in(MOUNTS, DEVICE_FIELD, device).and_then(|mounted| mounted.huge);
+        assert_eq!(huge_mode("0:40").as_deref(), Some("always"));
+        assert_eq!(huge_mode("0:41"), None);
+        assert_eq!(huge_mode("0:4"), None);
+        assert_eq!(mounted_in("x\n\n- -\n", DEVICE_FIELD, "0:40"), None);
+    }
+
+    #[test]
+    fn only_a_store_has_the_source_of_a_store() {
+        let checked = |place| check_source(mounted_in(MOUNTS, MOUNT_POINT_FIELD, place).as_ref(), "tmpfs");
+        assert_eq!(checked("/run/pagelift/images"), Ok(()));
+        assert_eq!(checked("/tmp/huge=always"), Err("a tmpfs of the source `none`".to_owned()));
+        assert_eq!(checked("/run"), Err("a tmpfs of the source `unknown`".to_owned()));
     }
 }

@@ -6,11 +6,11 @@ mod uninstall;
 pub use present::StoreMode;
 
 use crate::access::ROOT;
+use crate::file_system::{DEVICE, Mounted, foreign, mounted_on};
 use crate::store::ONLY_ON_REQUEST;
 use crate::{FileSystem, Store, StoreError};
 use address_space::{PageSize, parse_bytes};
 use foreign_text::quoted_path;
-use linux::text::text_of;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::geteuid;
 use std::fmt;
@@ -21,8 +21,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The store's device in the mount table.
-const DEVICE: &str = "pagelift";
 /// If the program is missing, for example after its removal, the daily collection is skipped instead of failing
 /// (systemd.unit(5)).
 const CONDITION: &str = "ConditionFileIsExecutable=";
@@ -215,12 +213,14 @@ impl StoreMount {
         }
         self.make_folders()?;
         let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        match mounted_type(&self.directory).as_deref() {
+        match mounted_on(&self.directory) {
             None => self.refuse_hiding()?,
-            Some("tmpfs") if self.file_system == FileSystem::Tmpfs => flags |= MsFlags::MS_REMOUNT,
+            Some(Mounted { kind, source, .. }) if source != DEVICE || kind != self.file_system_type() => {
+                return Err(self.in_the_way(format!("a {kind} of the source `{source}` mounted there")));
+            }
+            Some(_) if self.file_system == FileSystem::Tmpfs => flags |= MsFlags::MS_REMOUNT,
             // hugetlbfs takes no new options.
-            Some("hugetlbfs") if self.file_system == FileSystem::Hugetlbfs => return self.open_with_mode(),
-            Some(other) => return Err(self.in_the_way(format!("a {other} mounted there"))),
+            Some(_) => return self.open_with_mode(),
         }
         let options = self.own_options();
         mount(Some(DEVICE), &self.directory, Some(self.file_system_type()), flags, Some(options.as_str())).map_err(
@@ -257,8 +257,7 @@ impl StoreMount {
     }
 
     fn in_the_way(&self, found: String) -> StoreError {
-        let fix = "pagelift image setup --store DIRECTORY".to_owned();
-        StoreError::Unfit { path: self.directory.clone(), found, needed: "an empty directory, or a store", fix }
+        foreign(&self.directory, found)
     }
 
     fn failed(&self, error: io::Error) -> StoreError {
@@ -375,14 +374,6 @@ fn unit_name(path: &Path) -> String {
         }
     }
     name
-}
-
-/// The type of the file system mounted right on a directory.
-fn mounted_type(directory: &Path) -> Option<String> {
-    let mounts = text_of("/proc/self/mountinfo").ok()?;
-    let on_it = |line: &&str| line.split(' ').nth(4).map(Path::new) == Some(directory);
-    let line = mounts.lines().rev().find(on_it)?;
-    line.split_once(" - ")?.1.split(' ').next().map(str::to_owned)
 }
 
 #[cfg(test)]

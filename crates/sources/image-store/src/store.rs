@@ -55,15 +55,18 @@ pub struct Store {
 pub struct Listing {
     /// Sound images that this user may read, by the names of their sources.
     pub images: Vec<Image>,
-    /// Names in the store that are not images, and why.
+    /// Names of images that are not sound, and why.
     pub damaged: Vec<(String, &'static str)>,
+    /// Names that no image has. A collection keeps them.
+    pub foreign: Vec<String>,
     /// Images that only root may read.
     pub not_readable: u64,
 }
 
 impl Store {
     /// Opens the store in a directory, and checks that it is one: owned by root, writable by nobody else, reached
-    /// without a symbolic link, on a tmpfs mounted `huge=always` or on hugetlbfs, and code may be mapped from it.
+    /// without a symbolic link, on a tmpfs mounted `huge=always` or on hugetlbfs with the source `pagelift`, and code may
+    /// be mapped from it.
     ///
     /// # Errors
     /// [`StoreError::NoStore`] or [`StoreError::Unfit`], with the command that fixes it.
@@ -71,7 +74,8 @@ impl Store {
         Self::open_checked(path, Check::Whole)
     }
 
-    /// Opens a store to map its images. This does not check that its tmpfs would get huge pages now: a lift reads back
+    /// Opens a store to map its images. This does not check that `pagelift image setup` has
+    /// mounted it, and that its tmpfs would get huge pages now: a lift reads back
     /// from the kernel whether a mapped image is on them.
     ///
     /// # Errors
@@ -173,7 +177,7 @@ impl Store {
         let mut listing = Listing::default();
         for name in self.names()? {
             let Some((key, form)) = SourceKey::of_name(&name) else {
-                listing.damaged.push((name, "not an image's name"));
+                listing.foreign.push(name);
                 continue;
             };
             match self.open_image(&name, &key, form) {
@@ -196,8 +200,8 @@ impl Store {
         self.remove_named(&image.name)
     }
 
-    /// Removes debris: names that [`Store::list`] reports as damaged, and empty folders of processes that were killed
-    /// while they made an image. Returns the number removed.
+    /// Removes debris: images that [`Store::list`] reports as damaged, and empty folders of processes that were killed
+    /// while they made an image. Foreign files stay. Returns the number removed.
     ///
     /// # Errors
     /// [`StoreError::NotPermitted`] or [`StoreError::Io`].
@@ -207,7 +211,7 @@ impl Store {
             self.remove_named(&name)?;
             removed += 1;
         }
-        for name in self.names()? {
+        for name in self.names()?.into_iter().filter(|name| SourceKey::of_name(name).is_some()) {
             removed += u64::from(self.remove_if_empty(&name));
         }
         remove_abandoned(&self.directory);

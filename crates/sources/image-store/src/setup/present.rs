@@ -1,9 +1,10 @@
 //! The mode and size of the present store, which the setup keeps.
 
 use super::uninstall::text_of;
-use super::{DEVICE, StoreMount, StoreSize, is_fit, mounted_type};
+use super::{DEVICE, StoreMount, StoreSize, is_fit};
 use crate::FileSystem;
 use crate::access::ROOT;
+use crate::file_system::mounted_on;
 use crate::store::ONLY_ON_REQUEST;
 use nix::sys::statvfs::statvfs;
 use nix::sys::sysinfo::sysinfo;
@@ -88,7 +89,8 @@ impl StoreMount {
 
     /// The limit of a mounted tmpfs, as a share of memory if it is exactly one (`shmem_parse_one`, mm/shmem.c).
     fn mounted_size(&self) -> Option<StoreSize> {
-        if self.file_system != FileSystem::Tmpfs || mounted_type(&self.directory)? != "tmpfs" {
+        let mounted = mounted_on(&self.directory)?;
+        if self.file_system != FileSystem::Tmpfs || mounted.kind != "tmpfs" || mounted.source != DEVICE {
             return None;
         }
         let found = statvfs(&self.directory).ok()?;
@@ -99,9 +101,9 @@ impl StoreMount {
     }
 
     fn mounted_mode(&self) -> Option<StoreMode> {
-        let file_system = mounted_type(&self.directory)?;
+        let mounted = mounted_on(&self.directory)?;
         let found = fs::symlink_metadata(&self.directory).ok()?;
-        let is_store = ["tmpfs", "hugetlbfs"].contains(&file_system.as_str()) && found.uid() == ROOT;
+        let is_store = mounted.source == DEVICE && found.uid() == ROOT;
         StoreMode::of(found.mode()).filter(|_| is_store)
     }
 }

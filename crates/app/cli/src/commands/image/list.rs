@@ -12,6 +12,9 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
+/// The problem of a name that no image has.
+const FOREIGN: &str = "not an image's name";
+
 #[derive(Serialize)]
 struct Listing {
     format: &'static str,
@@ -82,7 +85,9 @@ fn read(store: &Store) -> anyhow::Result<Listing> {
     let found = store.list()?;
     let users = Users::read()?;
     let images = found.images.iter().map(|image| row(image, &users)).collect::<Result<_, _>>()?;
-    let damaged = found.damaged.into_iter().map(|(name, problem)| Damaged { name: printable(&name), problem });
+    let foreign = found.foreign.into_iter().map(|name| (name, FOREIGN));
+    let damaged = found.damaged.into_iter().chain(foreign);
+    let damaged = damaged.map(|(name, problem)| Damaged { name: printable(&name), problem });
     Ok(Listing {
         format: "pagelift-images",
         version: 1,
@@ -139,7 +144,8 @@ fn text(listing: &Listing) -> String {
     }
     text += if listing.automatic { AUTOMATIC } else { ONLY_ON_REQUEST };
     for Damaged { name, problem } in &listing.damaged {
-        text += &format!("note: {name}: {problem}; `pagelift image gc` removes it\n");
+        let then = if *problem == FOREIGN { "keeps" } else { "removes" };
+        text += &format!("note: {name}: {problem}; `pagelift image gc` {then} it\n");
     }
     if listing.not_readable > 0 {
         text += &format!("note: {} for root only\n", counted(listing.not_readable, "image"));
