@@ -24,9 +24,23 @@ pub enum InstallError {
         /// The kernel's error.
         error: io::Error,
     },
-    /// There is such a file.
-    #[error("{} exists already; fix: `pagelift pool plan --uninstall` first, or another --name", .0.display())]
-    Exists(PathBuf),
+    /// Pagelift has written such a file before.
+    #[error("{} exists already; fix: `{}` first, or another --name", path.display(), uninstall_command(name, root))]
+    Exists {
+        /// The file.
+        path: PathBuf,
+        /// The name of the reservation.
+        name: String,
+        /// The root folder.
+        root: PathBuf,
+    },
+    /// Something else has the name of the file.
+    #[error("{} was not written by Pagelift; fix: `rm {}` first, or another --name", .0.display(), quoted_path(.0))]
+    Foreign(PathBuf),
+    /// The administrator has masked the unit.
+    #[error("found {} masked, needed no link to /dev/null; fix: `systemctl unmask {}` first, or another --name", .0.display(),
+        quoted(.0.file_name().unwrap_or_default()))]
+    Masked(PathBuf),
     /// Another file sets the same number of pages.
     #[error("found `{setting}` in {} already, and {why}; fix: {}", path.display(), earlier_fix(path, root))]
     Earlier {
@@ -40,7 +54,7 @@ pub enum InstallError {
         root: PathBuf,
     },
     /// Somebody has changed the file since it was written.
-    #[error("{} was changed since Pagelift wrote it, and is not removed; fix: remove it manually", .0.display())]
+    #[error("{} was changed since Pagelift wrote it, and is not removed; fix: `rm {}`", .0.display(), quoted_path(.0))]
     Changed(PathBuf),
     /// The name could lead out of its folder.
     #[error("`{0}` is no name for a reservation; needed: letters, digits, - and _")]
@@ -51,14 +65,16 @@ pub enum InstallError {
 fn earlier_fix(path: &Path, root: &Path) -> String {
     let file = path.file_stem().map(|file| file.to_string_lossy()).unwrap_or_default();
     let first = match file.strip_prefix("60-pagelift-pool-") {
-        Some(name) if root == Path::new("/") => format!("`pagelift pool plan --uninstall --name {}`", quoted(name)),
-        Some(name) => {
-            let root = quoted_path(root);
-            format!("`pagelift pool plan --uninstall --name {} --root {root}`", quoted(name))
-        }
+        Some(name) => format!("`{}`", uninstall_command(name, root)),
         None => format!("take it out of {}", path.display()),
     };
     format!("{first}, then one plan with the sum of both; or --install systemd, whose pages add up")
+}
+
+/// The command that removes the files of a name below a root folder.
+fn uninstall_command(name: &str, root: &Path) -> String {
+    let command = format!("pagelift pool plan --uninstall --name {}", quoted(name));
+    if root == Path::new("/") { command } else { format!("{command} --root {}", quoted_path(root)) }
 }
 
 /// The boot files of one name below a root folder.
@@ -83,10 +99,10 @@ impl Installation {
         &self.name
     }
 
-    /// The paths of this name's files that exist.
+    /// The paths of this name's files that Pagelift has written, also if they were changed since.
     pub fn found(&self) -> Vec<PathBuf> {
         let paths = BootKind::ALL.map(|kind| self.root.join(BootFile::paths(kind, &self.name).0));
-        paths.into_iter().filter(|path| path.symlink_metadata().is_ok()).collect()
+        paths.into_iter().filter(|path| text_of(path).is_ok_and(|text| text.starts_with(MARK))).collect()
     }
 
     /// Searches for a file with another name that sets the same number of pages, so that one of both would be ignored.
@@ -126,21 +142,51 @@ impl Installation {
     /// [`InstallError`]; nothing stays behind.
     pub fn install(&self, file: &BootFile) -> Result<Vec<PathBuf>, InstallError> {
         let path = self.root.join(&file.path);
-        write_new(&path, &with_mark(&file.text))?;
+        if let Some(link) = file.link.as_ref().and_then(|(link, _)| self.left_link(&path, link)) {
+            fs::remove_file(&link).map_err(|error| InstallError::Io { path: link, error })?;
+        }
+        let text = with_mark(&file.text);
+        write_new(&path, |file| file.write_all(text.as_bytes()))
+            .map_err(|error| self.unwritten(path.clone(), error))?;
         let mut written = vec![path.clone()];
         if let Some((link, target)) = &file.link {
             let link = self.root.join(link);
             let made = make_parent(&link).and_then(|()| symlink(target, &link));
             if let Err(error) = made {
                 let _ = fs::remove_file(&path);
-                return Err(unwritten(link, error));
+                return Err(self.unwritten(link, error));
             }
             written.push(link);
         }
         Ok(written)
     }
 
-    /// Removes the files of this name that Pagelift has written, with their links. Folders stay. Returns the paths.
+    /// The path of a link that enables the unit at `path`, if that unit is missing.
+    fn left_link(&self, path: &Path, link: &str) -> Option<PathBuf> {
+        let link = self.root.join(link);
+        let target = link.read_link().ok()?;
+        let is_missing = path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        let name = path.file_name()?;
+        // As this installation writes it, and as systemctl does.
+        let own = [Path::new("..").join(name), Path::new("/etc/systemd/system").join(name)];
+        (is_missing && own.contains(&target)).then_some(link)
+    }
+
+    fn unwritten(&self, path: PathBuf, error: io::Error) -> InstallError {
+        if error.kind() != io::ErrorKind::AlreadyExists {
+            return InstallError::Io { path, error };
+        }
+        if path.read_link().is_ok_and(|target| target == Path::new("/dev/null")) {
+            return InstallError::Masked(path);
+        }
+        match text_of(&path).is_ok_and(|text| is_own(&text)) && !path.is_symlink() {
+            true => InstallError::Exists { path, name: self.name.clone(), root: self.root.clone() },
+            false => InstallError::Foreign(path),
+        }
+    }
+
+    /// Removes the files of this name that Pagelift has written, with their links, and a link without its file. Folders
+    /// stay. Returns the paths.
     ///
     /// # Errors
     /// [`InstallError::Changed`] for a file that was changed, before anything is removed; the kernel's.
@@ -150,21 +196,21 @@ impl Installation {
         let mut ours = Vec::new();
         for (path, link) in present {
             match text_of(&path) {
-                Ok(text) if is_own(&text) => ours.push((path, link)),
+                Ok(text) if is_own(&text) => {
+                    ours.extend(link.map(|link| self.root.join(link)).filter(|link| link.is_symlink()));
+                    ours.push(path);
+                }
                 Ok(_) => return Err(InstallError::Changed(path)),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    ours.extend(link.and_then(|link| self.left_link(&path, &link)));
+                }
                 Err(error) => return Err(InstallError::Io { path, error }),
             }
         }
-        let mut removed = Vec::new();
-        for (path, link) in ours {
-            let link = link.map(|link| self.root.join(link)).filter(|link| link.is_symlink());
-            for path in [link, Some(path)].into_iter().flatten() {
-                fs::remove_file(&path).map_err(|error| InstallError::Io { path: path.clone(), error })?;
-                removed.push(path);
-            }
+        for path in &ours {
+            fs::remove_file(path).map_err(|error| InstallError::Io { path: path.clone(), error })?;
         }
-        Ok(removed)
+        Ok(ours)
     }
 }
 
@@ -175,22 +221,13 @@ pub(crate) fn check_name(name: &str) -> Result<(), InstallError> {
     if is_name { Ok(()) } else { Err(InstallError::Name(name.to_owned())) }
 }
 
-fn write_new(path: &Path, text: &str) -> Result<(), InstallError> {
-    let write = || {
-        make_parent(path)?;
-        // O_EXCL also refuses an existing link there.
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    };
-    write().map_err(|error| unwritten(path.to_owned(), error))
-}
-
-fn unwritten(path: PathBuf, error: io::Error) -> InstallError {
-    match error.kind() {
-        io::ErrorKind::AlreadyExists => InstallError::Exists(path),
-        _ => InstallError::Io { path, error },
-    }
+/// Makes a file and lets `write` fill it. An incomplete file is removed.
+fn write_new(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    make_parent(path)?;
+    // O_EXCL also refuses an existing link there.
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+    let written = write(&mut file).and_then(|()| file.sync_all());
+    written.inspect_err(|_| drop(fs::remove_file(path)))
 }
 
 fn make_parent(path: &Path) -> io::Result<()> {
@@ -254,7 +291,9 @@ mod tests {
         let unit = fs::read_to_string(root.path().join(file(BootKind::Systemd).path)).unwrap();
         assert!(unit.starts_with(MARK) && unit.contains("\n[Unit]\n"));
         let again = installation.install(&file(BootKind::Systemd)).unwrap_err();
-        assert!(matches!(again, InstallError::Exists(_)), "{again}");
+        assert!(matches!(again, InstallError::Exists { .. }), "{again}");
+        let root_option = format!("`pagelift pool plan --uninstall --name db --root {}`", root.path().display());
+        assert!(again.to_string().contains(&root_option), "{again}");
         assert_eq!(installation.uninstall().unwrap().len(), 4);
         assert_eq!(files(root.path()), before);
         assert!(installation.uninstall().unwrap().is_empty());
@@ -283,8 +322,54 @@ mod tests {
         make_parent(&path).unwrap();
         symlink(&victim, &path).unwrap();
         let installation = Installation::new(root.path(), "db").unwrap();
-        assert!(matches!(installation.install(&file(BootKind::Sysctl)), Err(InstallError::Exists(_))));
+        assert!(matches!(installation.install(&file(BootKind::Sysctl)), Err(InstallError::Foreign(_))));
         assert!(!victim.exists());
+    }
+
+    #[test]
+    fn an_incomplete_file_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("etc/unit");
+        let fill = |file: &mut File| file.write_all(b"[Unit]").and(Err(io::ErrorKind::StorageFull.into()));
+        assert_eq!(write_new(&path, fill).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert!(files(root.path()).is_empty());
+        write_new(&path, |_| Ok(())).unwrap();
+        assert_eq!(write_new(&path, fill).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert!(path.exists(), "the file of somebody else was removed");
+    }
+
+    #[test]
+    fn a_link_without_its_unit_is_in_nobodys_way() {
+        let root = tempfile::tempdir().unwrap();
+        let installation = Installation::new(root.path(), "db").unwrap();
+        let unit = file(BootKind::Systemd);
+        let [path, link] = [&unit.path, &unit.link.as_ref().unwrap().0].map(|path| root.path().join(path));
+        make_parent(&link).unwrap();
+        for target in ["../pagelift-pool-db.service", "/etc/systemd/system/pagelift-pool-db.service"] {
+            symlink(target, &link).unwrap();
+            assert_eq!(installation.uninstall().unwrap(), [link.as_path()]);
+            assert!(files(root.path()).is_empty());
+
+            symlink(target, &link).unwrap();
+            assert_eq!(installation.install(&unit).unwrap(), [path.as_path(), link.as_path()]);
+            assert_eq!(installation.uninstall().unwrap(), [link.as_path(), path.as_path()]);
+        }
+        symlink("/etc/systemd/system/other.service", &link).unwrap();
+        let error = installation.install(&unit).unwrap_err();
+        assert!(matches!(&error, InstallError::Foreign(path) if *path == link), "{error}");
+        assert!(installation.uninstall().unwrap().is_empty());
+        assert_eq!(files(root.path()), BTreeSet::from([link]));
+    }
+
+    #[test]
+    fn a_masked_unit_stays_masked() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join(file(BootKind::Systemd).path);
+        make_parent(&path).unwrap();
+        symlink("/dev/null", &path).unwrap();
+        let error = Installation::new(root.path(), "db").unwrap().install(&file(BootKind::Systemd)).unwrap_err();
+        assert!(error.to_string().contains("`systemctl unmask pagelift-pool-db.service`"), "{error}");
+        assert_eq!(files(root.path()), BTreeSet::from([path]));
     }
 
     #[test]
