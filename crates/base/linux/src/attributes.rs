@@ -1,5 +1,6 @@
 //! Extended attributes of files (xattr(7)).
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
@@ -55,6 +56,28 @@ pub fn names_of(file: &File) -> io::Result<Vec<CString>> {
     list.truncate(length(result)?);
     let names = list.split(|&byte| byte == 0).filter(|name| !name.is_empty());
     Ok(names.filter_map(|name| CString::new(name).ok()).collect())
+}
+
+/// Returns the extended attributes of an open file, as far as the caller may see them; none if the file system has none.
+///
+/// # Errors
+/// The kernel's.
+pub fn all_of(file: &File) -> io::Result<BTreeMap<CString, Vec<u8>>> {
+    let names = match names_of(file) {
+        Ok(names) => names,
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(BTreeMap::new()),
+        Err(error) => return Err(error),
+    };
+    let mut all = BTreeMap::new();
+    for name in names {
+        match of_file(file, &name) {
+            Ok(value) => drop(all.insert(name, value)),
+            // Removed since the names were read.
+            Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
 }
 
 /// Sets an extended attribute of an open file.

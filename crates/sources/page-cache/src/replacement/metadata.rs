@@ -3,7 +3,6 @@
 
 use crate::replacement::ReplaceError;
 use linux::{attributes, file_flags};
-use nix::errno::Errno;
 use nix::sys::stat::{Mode, fchmod, futimens};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, fchown};
@@ -39,7 +38,7 @@ impl FileMetadata {
             mode: found.mode() & 0o7777,
             times: [(found.atime(), found.atime_nsec()), (found.mtime(), found.mtime_nsec())],
             flags: file_flags::flags(file).ok().map(|flags| flags & KEPT_FLAGS),
-            extended: extended_of(file).map_err(ReplaceError::io("reading extended attributes"))?,
+            extended: attributes::all_of(file).map_err(ReplaceError::io("reading extended attributes"))?,
         })
     }
 
@@ -119,23 +118,6 @@ impl FileMetadata {
             () => Ok(()),
         }
     }
-}
-
-fn extended_of(file: &File) -> io::Result<BTreeMap<CString, Vec<u8>>> {
-    let names = match attributes::names_of(file) {
-        Ok(names) => names,
-        Err(error) if error.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) => return Ok(BTreeMap::new()),
-        Err(error) => return Err(error),
-    };
-    let mut all = BTreeMap::new();
-    for name in names {
-        match attributes::of_file(file, &name) {
-            Ok(value) => drop(all.insert(name, value)),
-            Err(error) if error.raw_os_error() == Some(Errno::ENODATA as i32) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(all)
 }
 
 #[cfg(test)]
