@@ -26,6 +26,18 @@ pub enum StoreError {
         /// The command that fixes it.
         fix: String,
     },
+    /// A file of the machine's configuration stays as it is.
+    #[error("{} was not changed: found {found}, needed {needed}; fix: `{fix}`", path.display())]
+    NotReplaced {
+        /// The file.
+        path: PathBuf,
+        /// The value found.
+        found: String,
+        /// The value needed.
+        needed: &'static str,
+        /// The command that fixes it.
+        fix: String,
+    },
     /// Only the store's owner makes and removes images.
     #[error("only root may change the image store; fix: run `{fix}` as root")]
     NotPermitted {

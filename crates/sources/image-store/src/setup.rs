@@ -1,6 +1,7 @@
 //! Mounts a store's file system, and writes the configuration that mounts it at the next boot.
 
 mod present;
+mod replace;
 mod uninstall;
 
 pub use present::StoreMode;
@@ -13,9 +14,10 @@ use address_space::{PageSize, parse_bytes};
 use foreign_text::quoted_path;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::geteuid;
+use replace::replace;
 use std::fmt;
-use std::fs::{self, File, Permissions};
-use std::io::{self, Write};
+use std::fs::{self, Permissions};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -268,14 +270,17 @@ impl StoreMount {
     /// them there. Returns their paths.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
+    /// [`StoreError::NotReplaced`] if one is no regular file; [`StoreError::Io`].
     pub fn install_units(&self, folder: &Path, program: &Path) -> Result<Vec<PathBuf>, StoreError> {
         let [service, timer] = self.collection_units(program);
         let texts = [self.systemd_unit().1, service.1, timer.1];
-        let installed = self.unit_names().into_iter().zip(texts).map(|((name, wanted_by), text)| {
+        let names = self.unit_names();
+        let installed = names.into_iter().zip(texts).map(|((name, wanted_by), text)| {
             let path = folder.join(&name);
-            install_unit(folder, &name, &text, wanted_by)
-                .map_err(|error| StoreError::io(format!("writing {}", path.display()), error))?;
+            let failed = |error| StoreError::io(format!("writing {}", path.display()), error);
+            fs::create_dir_all(folder).map_err(failed)?;
+            replace(&path, text.as_bytes())?;
+            wanted_by.map_or(Ok(()), |target| enable_unit(folder, &name, target)).map_err(failed)?;
             Ok(path)
         });
         installed.collect()
@@ -284,12 +289,13 @@ impl StoreMount {
     /// Puts the line into an fstab, in place of an older one for the same directory.
     ///
     /// # Errors
-    /// [`StoreError::Unfit`] if the fstab mounts something else there, or [`StoreError::Io`].
+    /// [`StoreError::Unfit`] if the fstab mounts something else there, [`StoreError::NotReplaced`] if it is no regular file or
+    /// has several hard links, or [`StoreError::Io`].
     pub fn install_fstab_line(&self, fstab: &Path) -> Result<(), StoreError> {
         let failed = |error| StoreError::io(format!("changing {}", fstab.display()), error);
-        let (old, mode) = match fs::read_to_string(fstab) {
-            Ok(text) => (text, fs::metadata(fstab).map_err(failed)?.permissions().mode() & 0o7777),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => (String::new(), 0o644),
+        let old = match fs::read_to_string(fstab) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(failed(error)),
         };
         let mut lines: Vec<String> = Vec::new();
@@ -306,15 +312,12 @@ impl StoreMount {
             }
         }
         lines.push(self.fstab_line());
-        replace(fstab, (lines.join("\n") + "\n").as_bytes(), mode).map_err(failed)
+        replace(fstab, (lines.join("\n") + "\n").as_bytes())
     }
 }
 
-/// Writes a unit, and enables it if `wanted_by` names a target.
-fn install_unit(folder: &Path, name: &str, text: &str, wanted_by: Option<&str>) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    replace(&folder.join(name), text.as_bytes(), 0o644)?;
-    let Some(target) = wanted_by else { return Ok(()) };
+/// Enables a unit for a target.
+fn enable_unit(folder: &Path, name: &str, target: &str) -> io::Result<()> {
     let wants = folder.join(format!("{target}.wants"));
     fs::create_dir_all(&wants)?;
     match std::os::unix::fs::symlink(Path::new("..").join(name), wants.join(name)) {
@@ -334,22 +337,6 @@ fn escaped(path: &Path) -> String {
         }
     }
     text
-}
-
-/// Replaces a file, or the file that a link there leads to, at once: a reader, also after the machine lost its power, sees
-/// the old contents or the new ones.
-fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
-    let path = match fs::canonicalize(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
-        found => found?,
-    };
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    let mut file = tempfile::Builder::new().prefix(".pagelift").suffix(".new").tempfile_in(folder)?;
-    file.write_all(contents)?;
-    file.as_file().set_permissions(Permissions::from_mode(mode))?;
-    file.as_file().sync_all()?;
-    file.persist(&path)?;
-    File::open(folder)?.sync_all()
 }
 
 /// True for permissions by which only root writes, and root may do everything.

@@ -7,7 +7,6 @@ use address_space::{PageSize, parse_bytes};
 use foreign_text::quoted_path;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum length of a unit in bytes; Pagelift's units have less than a kilobyte.
@@ -23,7 +22,7 @@ impl StoreMount {
     /// This store directory's units in a folder, with any options: the mount unit first.
     ///
     /// # Errors
-    /// [`StoreError::Unfit`] if a unit was changed since Pagelift wrote it, or [`StoreError::Io`].
+    /// [`StoreError::NotReplaced`] if a unit was changed since Pagelift wrote it, or [`StoreError::Io`].
     pub fn installed_units(&self, folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
         let mut found = Vec::new();
         for (name, _) in self.unit_names() {
@@ -67,7 +66,7 @@ impl StoreMount {
     /// Removes the line of this store's directory from an fstab; false if there is none.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
+    /// [`StoreError::NotReplaced`] if it is no regular file or has several hard links, or [`StoreError::Io`].
     pub fn uninstall_fstab_line(&self, fstab: &Path) -> Result<bool, StoreError> {
         let failed = |error| StoreError::io(format!("changing {}", fstab.display()), error);
         let text = match fs::read_to_string(fstab) {
@@ -82,8 +81,7 @@ impl StoreMount {
         if kept == text {
             return Ok(false);
         }
-        let mode = fs::metadata(fstab).map_err(failed)?.permissions().mode() & 0o7777;
-        replace(fstab, kept.as_bytes(), mode).map_err(failed)?;
+        replace(fstab, kept.as_bytes())?;
         Ok(true)
     }
 
@@ -126,7 +124,7 @@ impl StoreMount {
 fn changed(path: PathBuf) -> StoreError {
     let fix = format!("rm {}", quoted_path(&path));
     let found = "a unit that was changed since Pagelift wrote it".to_owned();
-    StoreError::Unfit { path, found, needed: "one as it was written, which alone is removed", fix }
+    StoreError::NotReplaced { path, found, needed: "one as it was written, which alone is removed", fix }
 }
 
 /// The text of a unit.
@@ -142,6 +140,7 @@ mod tests {
     use super::*;
     use crate::StoreSize;
     use std::collections::BTreeSet;
+    use std::os::unix::fs::PermissionsExt;
 
     fn on(directory: &str) -> StoreMount {
         StoreMount::new(Path::new(directory), FileSystem::Tmpfs, None, None, 0o755).unwrap()
