@@ -14,7 +14,7 @@ use address_space::{PageSize, parse_bytes};
 use foreign_text::quoted_path;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::geteuid;
-use replace::replace;
+use replace::{refuse_masked, replace};
 use std::fmt;
 use std::fs::{self, Permissions};
 use std::io;
@@ -270,11 +270,12 @@ impl StoreMount {
     /// them there. Returns their paths.
     ///
     /// # Errors
-    /// [`StoreError::NotReplaced`] if one is no regular file; [`StoreError::Io`].
+    /// [`StoreError::NotReplaced`] if one is masked, before any is written, or no regular file; [`StoreError::Io`].
     pub fn install_units(&self, folder: &Path, program: &Path) -> Result<Vec<PathBuf>, StoreError> {
         let [service, timer] = self.collection_units(program);
         let texts = [self.systemd_unit().1, service.1, timer.1];
         let names = self.unit_names();
+        names.iter().try_for_each(|(name, _)| refuse_masked(folder, name))?;
         let installed = names.into_iter().zip(texts).map(|((name, wanted_by), text)| {
             let path = folder.join(&name);
             let failed = |error| StoreError::io(format!("writing {}", path.display()), error);
@@ -426,6 +427,21 @@ mod tests {
         assert_eq!(fs::metadata(&fstab).unwrap().permissions().mode() & 0o777, 0o600);
         fs::write(&fstab, "/dev/sda1 /run/pagelift/images ext4 defaults 0 0\n").unwrap();
         assert!(mount.install_fstab_line(&fstab).is_err());
+    }
+
+    #[test]
+    fn a_masked_unit_stays_masked() {
+        let mount = on("/run/pagelift/images").unwrap();
+        for (name, _) in mount.unit_names() {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join(&name);
+            std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+            let refused = mount.install_units(folder.path(), Path::new("/usr/bin/pagelift")).unwrap_err().to_string();
+            assert!(refused.contains(&format!("fix: `systemctl unmask {name}`")), "{refused}");
+            assert_eq!(fs::read_link(&path).unwrap(), Path::new("/dev/null"));
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "others were written");
+        }
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
     }
 
     #[test]

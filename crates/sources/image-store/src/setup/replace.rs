@@ -1,7 +1,7 @@
 //! Replaces files of the machine's configuration.
 
 use crate::StoreError;
-use foreign_text::quoted_path;
+use foreign_text::{quoted, quoted_path};
 use linux::attributes;
 use std::ffi::CStr;
 use std::fs::{self, File, Permissions};
@@ -34,6 +34,24 @@ pub(super) fn replace(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
         File::open(folder)?.sync_all()
     };
     write().map_err(|error| failed(path, error))
+}
+
+/// Refuses a unit that the administrator has masked (systemctl(1)): a link to /dev/null.
+///
+/// # Errors
+/// [`StoreError::NotReplaced`].
+pub(super) fn refuse_masked(folder: &Path, name: &str) -> Result<(), StoreError> {
+    let path = folder.join(name);
+    if path.is_symlink() && fs::canonicalize(&path).is_ok_and(|target| target == Path::new("/dev/null")) {
+        let fix = format!("systemctl unmask {}", quoted(name));
+        return Err(StoreError::NotReplaced {
+            path,
+            found: "it masked".to_owned(),
+            needed: "no link to /dev/null",
+            fix,
+        });
+    }
+    Ok(())
 }
 
 /// Returns the path of the file that is replaced, and the file if there is one.
