@@ -3,14 +3,13 @@
 use super::facts::{likely_folders, named_programs, ordered_behind, programs, surroundings, this_program, with_path};
 use super::lift_args::LiftArgs;
 use super::memory::{self, MemoryArgs, Writing};
-use super::systemd::{self, FOLDERS, Unit, write};
+use super::systemd::{self, FOLDERS, Unit, counts_before, write};
 use super::{Changed, restarted, words};
 use crate::output::Output;
 use crate::root_program;
 use crate::say;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use foreign_text::quoted;
 use serde::Serialize;
 use service_units::{
     Choice, CommandError, DropIn, ExecCommand, LaunchWords, Program, UnitCommands, Way, choose, shows,
@@ -71,13 +70,9 @@ pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
     let mut made = decide(&unit)?;
     let [lasting, until_boot] = FOLDERS.map(|folder| unit.drop_in(folder));
     let path = if args.runtime { &until_boot } else { &lasting };
-    ensure!(
-        !args.runtime || !lasting.exists(),
-        "{} has {} already, which counts before one until the next boot; fix: pagelift disable {}",
-        unit.name,
-        lasting.display(),
-        quoted(&unit.name)
-    );
+    if args.runtime && lasting.exists() {
+        return Err(counts_before(&unit.name, &lasting));
+    }
     made.1.made_folder = is_made(path);
     if !args.json {
         show(&made, path)?;

@@ -2,7 +2,7 @@
 
 use super::Changed;
 use super::facts::this_program;
-use super::systemd::{self, FOLDERS, write};
+use super::systemd::{self, FOLDERS, counts_before, write};
 use crate::output::Output;
 use crate::root_program;
 use anyhow::{Context, ensure};
@@ -106,13 +106,12 @@ pub fn enable(unit: &str, kinds: Vec<String>, writing: &Writing) -> anyhow::Resu
         "{unit} is of Type=oneshot: its programs end with its start; needed: a service that runs on"
     );
     let units = MemoryUnits { unit, kinds, launcher: launcher.display().to_string() };
-    let files = files_of(&units, FOLDERS[usize::from(writing.runtime)]);
-    refuse_foreign(&files)?;
+    let folders = FOLDERS.map(Path::new);
+    let files = files_of(&units, folders[usize::from(writing.runtime)]);
+    check(&units, writing.runtime, folders)?;
     let mut state = Vec::new();
     if !writing.dry_run {
-        files.iter().try_for_each(|file| {
-            write(&file.path, &file.text).with_context(|| format!("writing {}", file.path.display()))
-        })?;
+        write_all(&units, writing.runtime, folders)?;
         systemd::control(&["daemon-reload"])?;
         state = started(&units, writing.now)?;
     }
@@ -134,8 +133,33 @@ pub fn enable(unit: &str, kinds: Vec<String>, writing: &Writing) -> anyhow::Resu
     Ok(())
 }
 
-fn files_of(units: &MemoryUnits, folder: &str) -> Vec<UnitFile> {
-    let folder = Path::new(folder);
+/// Refuses files of others, and files until the next boot beside lasting ones, which systemd reads in their place.
+fn check(units: &MemoryUnits, runtime: bool, folders: [&Path; 2]) -> anyhow::Result<()> {
+    refuse_foreign(&files_of(units, folders[usize::from(runtime)]))?;
+    let lasting = [folders[0].join(units.name()), drop_in(units, folders[0])];
+    match lasting.iter().find(|path| runtime && path.exists()) {
+        Some(path) => Err(counts_before(&units.unit, path)),
+        None => Ok(()),
+    }
+}
+
+/// Writes the units. Lasting ones replace those until the next boot.
+fn write_all(units: &MemoryUnits, runtime: bool, folders: [&Path; 2]) -> anyhow::Result<()> {
+    for file in files_of(units, folders[usize::from(runtime)]) {
+        write(&file.path, &file.text).with_context(|| format!("writing {}", file.path.display()))?;
+    }
+    let until_boot = if runtime { Vec::new() } else { files_of(units, folders[1]) };
+    for UnitFile { path, .. } in until_boot {
+        if fs::read_to_string(&path).is_ok_and(|text| MemoryUnits::is_own_text(&text)) {
+            fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+        }
+    }
+    // Others may have put files into it.
+    let _ = drop_in(units, folders[1]).parent().filter(|_| !runtime).map(fs::remove_dir);
+    Ok(())
+}
+
+fn files_of(units: &MemoryUnits, folder: &Path) -> Vec<UnitFile> {
     let mut files = vec![
         UnitFile { path: folder.join(units.name()), text: units.text() },
         UnitFile { path: drop_in(units, folder), text: units.drop_in() },
@@ -227,4 +251,50 @@ fn remove_alignment() -> Vec<PathBuf> {
         let _ = systemd::control(&["stop", "--", ALIGNMENT_UNIT]);
     }
     present.into_iter().filter(|path| fs::remove_file(path).is_ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_until_the_next_boot_give_way_to_lasting_ones() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let folders = folders.each_ref().map(tempfile::TempDir::path);
+        let kinds = vec!["shared".to_owned()];
+        let units = MemoryUnits { unit: "x.service".into(), kinds, launcher: "/usr/bin/pagelift".into() };
+        let [lasting, until_boot] = folders.map(|folder| files_of(&units, folder));
+        let exist = |files: &[UnitFile]| files.iter().map(|file| file.path.exists()).collect::<Vec<_>>();
+
+        check(&units, true, folders).unwrap();
+        write_all(&units, true, folders).unwrap();
+        assert_eq!((exist(&lasting), exist(&until_boot)), (vec![false; 3], vec![true; 3]));
+        check(&units, false, folders).unwrap();
+        write_all(&units, false, folders).unwrap();
+        assert_eq!((exist(&lasting), exist(&until_boot)), (vec![true; 3], vec![false; 3]));
+        assert!(!until_boot[1].path.parent().unwrap().exists(), "the folder of the drop-in file stays");
+
+        let refused = check(&units, true, folders).unwrap_err().to_string();
+        let path = lasting[0].path.display();
+        let wanted = format!(
+            "x.service has {path} already, which counts before one until the next boot; fix: pagelift disable x.service"
+        );
+        assert_eq!(refused, wanted);
+        fs::remove_file(&lasting[0].path).unwrap();
+        assert!(check(&units, true, folders).is_err(), "the drop-in file counts, too");
+        fs::remove_file(&lasting[1].path).unwrap();
+        check(&units, true, folders).expect("other services may have the unit that aligns");
+    }
+
+    #[test]
+    fn lasting_units_leave_files_of_others() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let folders = folders.each_ref().map(tempfile::TempDir::path);
+        let kinds = vec!["anon".to_owned()];
+        let units = MemoryUnits { unit: "x.service".into(), kinds, launcher: "/usr/bin/pagelift".into() };
+        let path = drop_in(&units, folders[1]);
+        write(&path, "[Unit]\n").unwrap();
+        write_all(&units, false, folders).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "[Unit]\n");
+    }
 }

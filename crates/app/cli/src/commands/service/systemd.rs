@@ -114,6 +114,15 @@ pub fn instance(name: &str) -> String {
     name.replace("@.", "@pagelift.")
 }
 
+/// The error for a lasting file of the same name, which systemd reads in place of one until the next boot.
+pub fn counts_before(unit: &str, lasting: &Path) -> anyhow::Error {
+    anyhow::anyhow!(
+        "{unit} has {} already, which counts before one until the next boot; fix: pagelift disable {}",
+        lasting.display(),
+        foreign_text::quoted(unit)
+    )
+}
+
 /// The path of a unit's drop-in file in a folder of units.
 pub fn drop_in(unit: &str, folder: &str) -> PathBuf {
     Path::new(folder).join(format!("{unit}.d")).join(FILE_NAME)
