@@ -1,6 +1,6 @@
 //! The answer of a check.
 
-use foreign_text::quoted;
+use foreign_text::{quoted, quoted_path_text};
 use serde::Serialize;
 use std::fmt;
 
@@ -86,9 +86,9 @@ impl Fix {
         Self { note: Some(note.into()), ..self }
     }
 
-    /// A value for a file of the kernel.
+    /// A value for a file of the kernel, whose path is quoted: users choose the names of cgroups.
     pub fn write(value: impl fmt::Display, file: impl fmt::Display) -> Self {
-        Self::root(format!("echo {value} > {file}"))
+        Self::root(format!("echo {value} > {}", quoted_path_text(&file.to_string())))
     }
 
     /// A setting of sysctl(8), which a file in `/etc/sysctl.d` keeps.
@@ -190,6 +190,7 @@ mod tests {
         let write = Fix::write("madvise", "/sys/x");
         assert_eq!(write.typed(true), ["echo madvise > /sys/x"]);
         assert_eq!(write.typed(false), ["sudo sh -c 'echo madvise > /sys/x'"]);
+        assert_eq!(Fix::write(1, "/c/x;touch y").typed(true), ["echo 1 > '/c/x;touch y'"]);
         assert_eq!(Fix::sysctl("vm.x", 1).typed(false), ["sudo sysctl vm.x=1"]);
         assert_eq!(Fix::user("a 'b'").typed(false), ["a 'b'"]);
     }

@@ -27,6 +27,10 @@ fn limits_of_pool_pages() {
     finds("pool-cgroup", Severity::Problem, ["2 MiB", "Linux 5.7"], |f| {
         f.cgroups = vec![HugetlbCgroup { promised_file: None, ..cgroup("/c/a", limit, None) }];
     });
+    // A user chooses the names of cgroups.
+    finds("pool-cgroup", Severity::Problem, ["", "echo 10485760 > '/c/x;touch y/hugetlb.2MB.rsvd.max'"], |f| {
+        f.cgroups = vec![cgroup("/c/x;touch y", limit, None)];
+    });
     let harmless = |cgroups: Vec<HugetlbCgroup>| assert_eq!(found_with(|f| f.cgroups = cgroups, "pool-cgroup"), []);
     harmless(vec![cgroup("/c/a", limit, limit)]);
     harmless(vec![cgroup("/c/a", limit, None), cgroup("/c", None, Some(4 * MIB))]);
