@@ -20,6 +20,7 @@ pub fn tests() -> Vec<Test> {
         test_case("relayout/another_file_is_a_copy_if_the_segments_agree_already", needs(), elsewhere_as_it_is),
         test_case("relayout/all_files_of_a_folder_are_moved_and_listed", needs(), folder),
         test_case("relayout/what_reads_itself_or_has_privileges_is_refused", needs(), refused),
+        test_case("relayout/undo_needs_force_for_programs_with_privileges", needs(), undone_with_privileges),
     ]
 }
 
@@ -221,4 +222,22 @@ fn refused(t: &Context) -> Result<()> {
     let text = t.folder().join("text");
     fs::write(&text, "no program")?;
     is_refused(&text, "no sound 64-bit")
+}
+
+/// The owner of the program can write its record, and root's replacement would keep the privileges.
+fn undone_with_privileges(t: &Context) -> Result<()> {
+    let program = disagreeing(t, OTHER_ADDRESS)?;
+    let before = fs::read(&program)?;
+    relayout(t, &[], &program)?;
+    let moved = fs::read(&program)?;
+    for (mode, privilege) in [(0o2755, "set-group-ID"), (0o4755, "set-user-ID")] {
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode))?;
+        let output = align(t, &["--undo"], &program)?;
+        let is_refused = output.ending == Ending::Exit(125) && output.stderr.contains(&format!("found {privilege}, "));
+        ensure!(is_refused && output.stderr.contains("fix: --force"), "{output:?}");
+        ensure!(fs::read(&program)? == moved, "other bytes without --force");
+    }
+    align(t, &["--undo", "--force"], &program)?.success()?;
+    ensure!(fs::read(&program)? == before, "other bytes after --undo");
+    Ok(())
 }

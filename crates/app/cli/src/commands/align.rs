@@ -15,7 +15,7 @@ use foreign_text::quoted_path;
 use linux::bounded::ELF_HEADERS;
 use linux::pages::transparent_huge_page;
 use object::{ReadCache, ReadRef};
-use obstacles::{Obstacle, Package, obstacle};
+use obstacles::{Obstacle, Package, obstacle, refuse_privilege};
 use options::Edges;
 use page_cache::alignment::{AlignError, Former, NewAlign, Segments, record};
 use page_cache::replacement::{Change, Patch, ReplaceError, replace};
@@ -52,7 +52,8 @@ pub struct AlignArgs {
     #[arg(long, value_parser = choice::<Edges>(), default_value = "exact", requires = "relayout")]
     edges: Edges,
     /// Also change files that are signed, measured or belong to a package, and files whose former values cannot be
-    /// kept. With `--relayout`, also programs with privileges, and files with unknown data after the last section.
+    /// kept. With `--relayout` or `--undo`, also programs with privileges. With `--relayout`, also files with unknown data
+    /// after the last section.
     #[arg(long)]
     force: bool,
     /// With `--relayout`: change all programs and shared objects in a folder, such as an unpacked layer of an image. Lists
@@ -259,8 +260,12 @@ fn patches(values: &[NewAlign]) -> Change {
     Change { patches, ..Change::default() }
 }
 
-/// Restores the file from its record.
+/// Restores the file from its record. The file's owner can write any record, and the replacement keeps privileges, which a
+/// write by the owner would remove.
 fn undo<'a, R: ReadRef<'a>>(target: &Target, segments: &Segments, data: R) -> anyhow::Result<()> {
+    if !target.args.force {
+        refuse_privilege(target.file)?;
+    }
     let record = former_values(target.file)?;
     let (change, what) = match Former::is_record(&record) {
         true => (relayout::restored(&Former::parse(&record, data)?), "layout"),

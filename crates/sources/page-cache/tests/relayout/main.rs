@@ -139,7 +139,38 @@ fn check(old: &[u8], huge: u64) -> Result<Relayout, RelayoutError> {
     let former = Former::parse(&text, &new[..]).unwrap();
     assert!(applied(&new, former.length, &former.pieces, &former.fields) == old, "other bytes when undone");
     assert_eq!(Former::parse(&text, old), Err(RelayoutError::NoRecord));
+    only_numbers_of_headers_are_restored(&text, &relayout, &new);
     Ok(relayout)
+}
+
+/// The owner of a file can write its record, which must not write other bytes than a new layout does.
+fn only_numbers_of_headers_are_restored(text: &str, relayout: &Relayout, new: &[u8]) {
+    let value = |at: u64| u64::from_le_bytes(new[at as usize..][..8].try_into().unwrap());
+    let refused = |from: u64, to: u64, with: u64| {
+        let text = format!("{text} {from:x}:{to:x}:{:x}:{with:x}", value(from));
+        assert_eq!(Former::parse(&text, new), Err(RelayoutError::NoRecord), "{from:#x} to {to:#x}");
+    };
+    let contents = relayout.pieces.iter().filter(|piece| piece.length > 4 * PAGE);
+    for piece in contents {
+        let (new_at, old_at) = (piece.to + 2 * PAGE, piece.from + 2 * PAGE);
+        let is_header = |at: u64| loads_and_sections(new).iter().any(|table| table.contains(&at));
+        if !is_header(new_at) {
+            refused(new_at, old_at, 0x4141_4141_4141_4141);
+            // The number that is compared and the place that is written must be the same field.
+            refused(32, old_at, 0x4141_4141_4141_4141);
+        }
+    }
+    // `e_entry`, the number of headers, and program headers in other places.
+    refused(24, 24, 0x4141);
+    refused(56, 56, 0x4141);
+    refused(32, 32, value(32) + 8);
+}
+
+/// The places of the program headers and the section headers.
+fn loads_and_sections(bytes: &[u8]) -> [std::ops::Range<u64>; 2] {
+    let (number, view) = (|at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()), view(bytes));
+    let (programs, sections) = (number(32), number(40));
+    [programs..programs + 56 * view.programs.len() as u64, sections..sections + 64 * view.sections.len() as u64]
 }
 
 /// A page of memory: flags, the present contents, the distance of address and offset.

@@ -136,6 +136,16 @@ pub fn locally_diverted_to(path: &Path) -> Option<PathBuf> {
     (other.is_absolute() && other != path).then_some(other)
 }
 
+/// An error if a program has privileges by its file.
+pub fn refuse_privilege(file: &File) -> anyhow::Result<()> {
+    match privilege(file)? {
+        Some(privilege) => {
+            bail!("found {privilege}, needed a program without privileges; fix: --force, if others trust you with it")
+        }
+        None => Ok(()),
+    }
+}
+
 /// The privilege that a program has by its file, if any: set-user-ID, set-group-ID or capabilities.
 pub fn privilege(file: &File) -> anyhow::Result<Option<&'static str>> {
     let mode = file.metadata()?.mode();

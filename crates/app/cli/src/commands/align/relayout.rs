@@ -1,6 +1,6 @@
 //! `pagelift align --relayout`.
 
-use super::obstacles::privilege;
+use super::obstacles::{privilege, refuse_privilege};
 use super::{Attributes, RECORD, Target, flags, former_values};
 use crate::output::Output;
 use address_space::{PageSize, format_bytes};
@@ -75,10 +75,8 @@ fn shown(path: &Path) -> String {
 
 /// Replaces a file by one with the new layout.
 pub fn replace_file(target: &Target, relayout: &Relayout) -> anyhow::Result<()> {
-    if !target.args.force
-        && let Some(privilege) = privilege(target.file)?
-    {
-        bail!("found {privilege}, needed a program without privileges; fix: --force, if others trust you with it");
+    if !target.args.force {
+        refuse_privilege(target.file)?;
     }
     if has_former_values(target, relayout) {
         bail!("found that the file was aligned before, needed it as it was; fix: `pagelift align --undo`");

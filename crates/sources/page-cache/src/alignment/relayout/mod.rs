@@ -8,6 +8,7 @@
 
 mod headers;
 mod layout;
+mod numbers;
 mod record;
 mod refusal;
 

@@ -1,6 +1,8 @@
 //! The record of a file's former layout, as text.
 
+use super::headers::FILE_HEADER;
 use super::layout::Piece;
+use super::numbers::Numbers;
 use super::refusal::RelayoutError;
 use super::{Field, MOST_SHORTENED, Relayout};
 use object::ReadRef;
@@ -72,15 +74,20 @@ impl Former {
         })
     }
 
-    /// True if the file has the length and the numbers of the record, and all pieces and fields are inside of the files.
+    /// True if the file has the length and the numbers of the record, all pieces are inside of the files, and all fields are
+    /// numbers that a new layout changes.
     fn fits<'data, R: ReadRef<'data>>(&self, data: R) -> bool {
         let ends_within = |at: u64, length: u64, file: u64| at.checked_add(length).is_some_and(|end| end <= file);
         let is_piece = |piece: &Piece| {
             ends_within(piece.from, piece.length, self.now) && ends_within(piece.to, piece.length, self.length)
         };
+        let moved = |at, length| self.pieces.iter().find_map(|piece| piece.moved(at, length));
+        let Some(numbers) = Numbers::read(data, moved) else { return false };
         let is_field = |field: &Field| {
             let bytes = data.read_bytes_at(field.from, 8);
-            ends_within(field.to, 8, self.length) && bytes.is_ok_and(|bytes| bytes == field.old.to_le_bytes())
+            numbers.contain(field)
+                && ends_within(field.to, 8, self.length)
+                && bytes.is_ok_and(|bytes| bytes == field.old.to_le_bytes())
         };
         let end = self.pieces.iter().map(|piece| piece.to.saturating_add(piece.length)).max();
         data.len() == Ok(self.now)
@@ -88,6 +95,7 @@ impl Former {
             && self.length / MOST_SHORTENED <= self.now
             && self.pieces.iter().map(|piece| piece.length).fold(0, u64::saturating_add) <= self.now
             && self.pieces.iter().all(is_piece)
+            && moved(0, FILE_HEADER) == Some(0)
             && self.fields.iter().all(is_field)
     }
 }
