@@ -2,6 +2,7 @@
 //! and overcommit.
 
 mod boot;
+mod signals;
 
 use address_space::PageSize;
 use anyhow::{Context as _, Result, ensure};
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         test_case("systemd_understands_the_unit", verify, verified),
     ];
     tests.extend(boot::tests());
+    tests.extend(signals::tests());
     main_of(tests)
 }
 

@@ -11,6 +11,7 @@ pub mod help;
 pub mod output;
 mod overview;
 mod root_program;
+mod signals;
 pub mod text;
 pub mod usual_run;
 pub mod width;

@@ -33,6 +33,7 @@ pub mod pages;
 pub mod perf_event;
 pub mod process_handle;
 pub mod processor;
+pub mod received_signals;
 pub mod release;
 pub mod same_memory;
 pub mod search_path;

@@ -9,16 +9,16 @@ use super::nodes::placed;
 use crate::arguments::policy::words;
 use crate::exit::OWN_FAILURE;
 use crate::say;
+use crate::signals::not_ignored;
 use anyhow::Context;
 use linux::bounded::KERNEL_TEXT;
 use linux::ended::wait_until_ended;
+use linux::received_signals::{Received, ReceivedSignals};
 use machine_facts::{System, pool_pages_by_node};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use options::Policy;
 use pools::{PoolRequest, unused};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, Write};
@@ -55,8 +55,8 @@ pub fn run(lending: Lending<'_>) -> anyhow::Result<u8> {
     let for_the_lift = placed(&needed.requests, policy.numa, None)?.requests;
     let beside = placed(lending.requests, policy.numa, None)?.requests;
     let requests: Vec<_> = for_the_lift.iter().chain(&beside).map(ToString::to_string).collect();
-    // Signals from now on are for the program; a terminal sends its signals to the program directly.
-    let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).context("handling signals")?;
+    // Signals from now on are for the program.
+    let signals = ReceivedSignals::of(&handed_on()).context("handling signals")?;
     let loan = match requests.as_slice() {
         [] => {
             say!("pagelift: {} takes no pool pages", needed.name);
@@ -79,7 +79,7 @@ pub fn run(lending: Lending<'_>) -> anyhow::Result<u8> {
         let pid = child.id();
         let remainder = loan.as_ref().zip(report);
         let remainder = remainder.map(|(loan, report)| loan.give_back_what_is_unused(pid, report, for_the_lift));
-        let status = wait(child, signals);
+        let status = wait(child, &signals);
         if let Some(remainder) = remainder {
             remainder.stop();
         }
@@ -93,19 +93,36 @@ pub fn run(lending: Lending<'_>) -> anyhow::Result<u8> {
 }
 
 /// Waits for the program, and hands signals on to it.
-fn wait(mut child: Child, mut signals: Signals) -> anyhow::Result<ExitStatus> {
-    let (pid, handle) = (Pid::from_raw(child.id() as i32), signals.handle());
-    let forwarder = std::thread::spawn(move || {
-        for signal in signals.forever().filter(|signal| [SIGHUP, SIGTERM].contains(signal)) {
-            let _ = Signal::try_from(signal).map(|signal| kill(pid, signal));
-        }
+fn wait(mut child: Child, signals: &ReceivedSignals) -> anyhow::Result<ExitStatus> {
+    let pid = Pid::from_raw(child.id() as i32);
+    let ended = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while let Some(received) = signals.next() {
+                if !is_sent_to_both(received) {
+                    let _ = kill(pid, received.signal);
+                }
+            }
+        });
+        // Waits without taking the number from the program, as long as signals may be sent to it.
+        let ended = wait_until_ended(pid);
+        signals.end();
+        ended
     });
-    // Waits without taking the number from the program, as long as signals may be sent to it.
-    let ended = wait_until_ended(pid);
-    handle.close();
-    let _ = forwarder.join();
     ended.context("waiting for the program")?;
     child.wait().context("waiting for the program")
+}
+
+/// The signals that are handed on. Those that are ignored at the start (nohup) stay ignored, in the program too.
+fn handed_on() -> Vec<Signal> {
+    let all = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+    let kept = not_ignored(&all.map(|signal| signal as i32));
+    all.into_iter().filter(|signal| kept.contains(&(*signal as i32))).collect()
+}
+
+/// True for the signals of a terminal's keys, which the kernel sends to the program as well: it is in the same process
+/// group.
+fn is_sent_to_both(received: Received) -> bool {
+    received.by_kernel && [Signal::SIGINT, Signal::SIGQUIT].contains(&received.signal)
 }
 
 /// A file without a name, which the kernel removes however this process ends, for the report of the lift.

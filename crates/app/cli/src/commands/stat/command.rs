@@ -6,6 +6,7 @@ use super::rounds::{Rounds, Watch};
 use super::{Outcome, Report, StatArgs, VERSION};
 use crate::commands::probe::known_reach;
 use crate::say;
+use crate::signals::not_ignored;
 use confinement::{Reads, confine};
 use linux::ended::wait_until_ended;
 use linux::process_handle::ProcessHandle;
@@ -34,6 +35,9 @@ const BY_SIGNAL: i32 = 128;
 /// The time of the first observation of a command's memory: it has loaded its libraries then. Each later one is twice
 /// as late. If the total time is shorter than twice this, the first is in its middle.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
+
+/// The signals that are forwarded to the command.
+const FORWARDED: [i32; 6] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
 
 /// The outcome of one run.
 pub struct Ran {
@@ -109,7 +113,7 @@ struct Receiver {
 impl Runs {
     /// Takes over the signals, before a command starts: one that comes at once is the command's, too.
     pub fn prepare() -> io::Result<Self> {
-        Ok(Self { signals: Some(Signals::new(not_ignored())?), receiver: Arc::default() })
+        Ok(Self { signals: Some(Signals::new(not_ignored(&FORWARDED))?), receiver: Arc::default() })
     }
 
     /// True once a signal has come that ends programs: nothing more should be started.
@@ -254,17 +258,6 @@ fn forward(mut signals: Signals, receiver: &Mutex<Receiver>) {
             None => receiver.waiting = Some(known),
         }
     }
-}
-
-/// The signals to forward. An ignored one (SIGHUP under nohup) stays ignored, in the command too: a handler would be
-/// reset to the default action by its exec.
-fn not_ignored() -> Vec<i32> {
-    let status = linux::text::text_of("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    let mut signals = vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
-    signals.retain(|signal| ignored >> (signal - 1) & 1 == 0);
-    signals
 }
 
 /// True if the terminal's keys signal this process and the command, which is in its group.
