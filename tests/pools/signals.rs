@@ -1,16 +1,30 @@
-//! Signals to `pagelift pool reserve`.
+//! Signals to `pagelift pool reserve`, and its closed output.
 
+use crate::{count, short};
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
-use std::process::Command;
-use test_support::{Context, Ending, Need, Test, pagelift_binary, test_case};
+use std::io;
+use std::process::{Command, Stdio};
+use test_support::{Context, Ending, Need, Test, default_huge_page, pagelift_binary, test_case};
 
 pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Root, Need::Pool(0)];
     vec![
+        test_case("held_pages_go_back_when_nobody_reads_the_output", needs(), unread),
         test_case("for_keeps_ignored_signals", needs(), ignored),
         test_case("for_hands_signals_on", needs(), handed_on),
     ]
+}
+
+fn unread(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let (reader, writer) = io::pipe()?;
+    drop(reader);
+    let mut command = t.pagelift(&["pool", "reserve", "--add", "--hold", &format!("{}:2", short(page))])?;
+    let status = command.stdin(Stdio::null()).stdout(writer).status()?;
+    ensure!(count(page, "nr_hugepages")? == 0, "the pages are still reserved: {status:?}");
+    ensure!(status.code() == Some(0), "{status:?}");
+    Ok(())
 }
 
 /// A job that nohup or a shell has started without them.

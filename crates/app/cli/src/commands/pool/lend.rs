@@ -9,7 +9,7 @@ use super::nodes::placed;
 use crate::arguments::policy::words;
 use crate::exit::OWN_FAILURE;
 use crate::say;
-use crate::signals::not_ignored;
+use crate::signals::{not_ignored, survive_closed_pipes};
 use anyhow::Context;
 use linux::bounded::KERNEL_TEXT;
 use linux::ended::wait_until_ended;
@@ -57,6 +57,7 @@ pub fn run(lending: Lending<'_>) -> anyhow::Result<u8> {
     let requests: Vec<_> = for_the_lift.iter().chain(&beside).map(ToString::to_string).collect();
     // Signals from now on are for the program.
     let signals = ReceivedSignals::of(&handed_on()).context("handling signals")?;
+    survive_closed_pipes()?;
     let loan = match requests.as_slice() {
         [] => {
             say!("pagelift: {} takes no pool pages", needed.name);

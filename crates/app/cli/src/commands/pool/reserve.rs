@@ -6,6 +6,7 @@ use crate::arguments::policy::PolicyArgs;
 use crate::exit::OWN_FAILURE;
 use crate::output::Output;
 use crate::say;
+use crate::signals::survive_closed_pipes;
 use crate::text::pool as text;
 use address_space::parse_bytes;
 use clap::Args;
@@ -84,6 +85,9 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
     if args.for_command {
         let (policy, words) = (args.policy.policy(), args.lending_words());
         return lend::run(Lending { command: &args.command, policy, requests: &args.requests, words });
+    }
+    if args.hold {
+        survive_closed_pipes()?;
     }
     let record = args.record.as_deref().map(ReservationRecord::of).transpose()?;
     let lock = lock()?;
