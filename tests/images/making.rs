@@ -1,6 +1,9 @@
 //! Makers of images that compete, that are killed, or that find no room.
 
 use anyhow::{Context as _, Result, ensure};
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
@@ -10,12 +13,15 @@ const MAKERS: usize = 20;
 const KILLS: u64 = 150;
 /// Limit of additional rounds, if no kill came before the image or none after it.
 const ROUNDS_MORE: u64 = 20;
+/// Time limit of a command that waits for no lock, in which others wait up to a minute.
+const AT_ONCE: Duration = Duration::from_secs(30);
 
 pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
     vec![
         test_case("many_makers_make_one_image", needs(), many_makers),
         test_case("a_killed_maker_leaves_nothing", needs(), killed_makers),
+        test_case("a_start_of_a_service_waits_for_no_lock", needs(), locked),
         test_case("a_full_store_stays_as_it_is", needs(), full_store),
         test_case("makers_and_removers_at_once", needs(), makers_and_removers),
         test_case("setup_can_be_repeated", needs(), setup_again),
@@ -193,5 +199,27 @@ fn private_umask(t: &Context) -> Result<()> {
         ensure!(mode(folder)? == 0o755, "{} has mode {:o}", folder.display(), mode(folder)?);
     }
     ensure!(mode(&path)? == 0o444, "the image has mode {:o}", mode(&path)?);
+    Ok(())
+}
+
+/// The words of the drop-in files that `pagelift enable` writes.
+fn locked(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let file = Program::named("start/pie_by_default.c")?.build()?;
+    let path = file.to_string_lossy();
+    let image = store.add(t, &file)?;
+    let name = image.path.parent().and_then(|folder| folder.file_name()).context("an image without a folder")?;
+    store.image(t, "remove", &[&path])?.success()?;
+    let locks = store.path.join(".locks");
+    fs::create_dir(&locks)?;
+    let lock = OpenOptions::new().write(true).create_new(true).mode(0o600).open(locks.join(name))?;
+    let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error)?;
+    let add = || store.command(t, "add", &["--quiet", "--skip-locked", "--", &path]);
+    let output = t.run_within(add()?, AT_ONCE)?.success()?;
+    ensure!(output.stderr.contains("skipped: another process makes or removes its image"), "{output:?}");
+    ensure!(store.images(t)?.is_empty(), "it has made an image under another's lock");
+    drop(lock);
+    let output = t.run(add()?)?.success()?;
+    ensure!(output.stderr.is_empty() && store.images(t)?.len() == 1, "{output:?}");
     Ok(())
 }

@@ -76,7 +76,7 @@ fn services_of_the_next_release(t: &Context) -> Result<()> {
 }
 
 /// Start of a line by which root makes an image before a start.
-const IMAGE: &str = "ExecStartPre=-+/usr/bin/pagelift image add --quiet -- ";
+const IMAGE: &str = "ExecStartPre=-+/usr/bin/pagelift image add --quiet --skip-locked -- ";
 
 /// All properties of a unit except those of a single run.
 fn lasting_properties(machine: &Container, unit: &str) -> Result<Vec<String>> {

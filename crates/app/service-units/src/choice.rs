@@ -309,16 +309,15 @@ impl Chooser<'_> {
         Choice { way, pages, only, exec_paths, image_sources, waits_for_exec, journal_name, is_silent, reasons }
     }
 
-    /// The programs whose images root makes before each start: none in a unit that must be silent, since `image add`
-    /// writes errors to the same standard error.
+    /// The programs whose images root makes before each start.
     fn made_before(&self, is_silent: bool, reasons: &mut Vec<String>) -> Vec<String> {
         let sources = self.image_sources();
-        if is_silent {
+        if let Some((why, fix)) = self.against_images(is_silent) {
             let files = words(sources.iter().map(|path| path.replace("%%", "%")));
             reasons.extend((!sources.is_empty()).then(|| {
                 format!(
-                    "note: root makes no image before a start, since errors would be written to the socket; fix: \
-                     StandardError=journal, or after each upgrade: pagelift image add {files}"
+                    "note: root makes no image before a start, since {why}; fix: {fix}after each upgrade: pagelift image \
+                     add {files}"
                 )
             }));
             return Vec::new();
@@ -332,6 +331,16 @@ impl Chooser<'_> {
             }));
         }
         sources
+    }
+
+    /// Why no images are made before a start, and the beginning of the fix. `image add` writes errors to the unit's standard
+    /// error, and is charged to the unit's cgroup, as the images are.
+    fn against_images(&self, is_silent: bool) -> Option<(String, &'static str)> {
+        if is_silent {
+            return Some(("errors would be written to the socket".to_owned(), "StandardError=journal, or "));
+        }
+        let limits = self.unit.memory_limits();
+        (!limits.is_empty()).then(|| (format!("its memory would count towards {}", limits.join(" and ")), ""))
     }
 
     /// The paths that the unit must be allowed to execute, with the store whose images are used.

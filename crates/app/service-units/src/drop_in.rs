@@ -192,7 +192,7 @@ fn service(choice: &Choice, commands: &[ExecCommand], launcher: &Launcher) -> St
     if choice.way == Way::Ptrace {
         for source in &choice.image_sources {
             let path = between_quotes(&source.replace('$', "$$"));
-            text += &format!("ExecStartPre=-+{program} image add --quiet -- {path}\n");
+            text += &format!("ExecStartPre=-+{program} image add --quiet --skip-locked -- {path}\n");
         }
     }
     if choice.way == Way::AfterStart {
@@ -253,7 +253,7 @@ mod tests {
         assert!(file.text().contains(
             "\n[Unit]\nAfter=y.mount\n\n[Service]\nSyslogIdentifier=a%%b\nExecPaths=-/run/x\nExecStartPre=-+"
         ));
-        assert_eq!(file.text().matches("image add --quiet -- /bin/a\n").count(), 1);
+        assert_eq!(file.text().matches("image add --quiet --skip-locked -- /bin/a\n").count(), 1);
         assert_eq!(file.text().matches("image add").count(), 1);
     }
 

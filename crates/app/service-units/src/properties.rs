@@ -4,7 +4,7 @@ use crate::words::first_word;
 use std::collections::BTreeMap;
 
 /// The properties that are read.
-pub const NAMES: [&str; 45] = [
+pub const NAMES: [&str; 47] = [
     "Id",
     "LoadState",
     "ActiveState",
@@ -42,6 +42,8 @@ pub const NAMES: [&str; 45] = [
     "AppArmorProfile",
     "SystemCallFilter",
     "SystemCallErrorNumber",
+    "MemoryMax",
+    "MemoryHigh",
     "MemoryDenyWriteExecute",
     "MemoryTHP",
     "NoNewPrivileges",
@@ -115,6 +117,13 @@ impl Properties {
         let is_socket = |name: &str| is(name, &["socket", "fd"]);
         let output = is_socket("StandardOutput") || is("StandardOutput", &["inherit"]) && is_socket("StandardInput");
         is_socket("StandardError") || is("StandardError", &["inherit"]) && output
+    }
+
+    /// The settings that limit the service's memory, as assignments. systemd shows `infinity` if there is no limit.
+    pub fn memory_limits(&self) -> Vec<String> {
+        let limits = ["MemoryMax", "MemoryHigh"].map(|name| (name, self.value(name)));
+        let limits = limits.into_iter().filter(|(_, value)| !["", "infinity"].contains(value));
+        limits.map(|(name, value)| format!("{name}={value}")).collect()
     }
 
     /// Sets a property to one value.

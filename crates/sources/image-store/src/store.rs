@@ -48,6 +48,7 @@ pub struct Store {
     file_system: FileSystem,
     page_size: PageSize,
     makes_automatic_images: bool,
+    locked_at_most: Duration,
 }
 
 /// The contents of a store.
@@ -100,7 +101,15 @@ impl Store {
         check_owner(&metadata, path)?;
         let (file_system, page_size) = file_system::inspect(&file, metadata.dev(), path, check)?;
         let makes_automatic_images = metadata.mode() & ONLY_ON_REQUEST == 0;
-        Ok(Self { directory: file.into(), path: path.to_owned(), file_system, page_size, makes_automatic_images })
+        let (directory, path, locked_at_most) = (file.into(), path.to_owned(), LOCKED_AT_MOST);
+        Ok(Self { directory, path, file_system, page_size, makes_automatic_images, locked_at_most })
+    }
+
+    /// Returns the store with calls that do not wait for other processes that make or remove an image: they fail with
+    /// [`StoreError::Locked`] at once.
+    #[must_use]
+    pub fn without_waiting(self) -> Self {
+        Self { locked_at_most: Duration::ZERO, ..self }
     }
 
     /// The store's directory.
@@ -229,7 +238,7 @@ impl Store {
     /// Takes the lock on the image of this name; waits for another process that makes or removes it.
     pub(crate) fn lock(&self, name: &str, fix: &str) -> Result<ImageLock<'_>, StoreError> {
         let path = || self.path.join(LOCKS).join(name);
-        ImageLock::take(&self.directory, name, LOCKED_AT_MOST).map_err(|error| match error {
+        ImageLock::take(&self.directory, name, self.locked_at_most).map_err(|error| match error {
             LockError::Held(waited) => StoreError::Locked { path: path(), waited },
             LockError::OfAnotherUser(user) => StoreError::LockOfAnotherUser { path: path(), user },
             LockError::Refused(Errno::EACCES | Errno::EPERM) => StoreError::NotPermitted { fix: fix.to_owned() },

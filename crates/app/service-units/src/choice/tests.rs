@@ -313,6 +313,20 @@ fn nothing_is_written_to_a_client() {
     assert!(chosen_with("", program(), &loud, &here()).is_ok());
 }
 
+/// Images that are made before a start are charged to the service.
+#[test]
+fn a_service_with_a_limit_of_memory_makes_no_images() {
+    for limit in ["MemoryMax=67108864", "MemoryMax=64M", "MemoryHigh=67108864", "MemoryMax=infinity\nMemoryHigh=1"] {
+        let choice = chosen(limit);
+        assert_eq!((choice.way, &choice.image_sources[..]), (Way::Ptrace, &[][..]), "{limit}");
+        let note = choice.reasons.last().unwrap();
+        let named = limit.lines().last().unwrap();
+        assert!(note.contains(&format!("its memory would count towards {named}; fix: after each upgrade")), "{note}");
+        assert!(note.ends_with("pagelift image add /usr/%i/server"), "{note}");
+    }
+    assert_eq!(chosen("MemoryMax=infinity\nMemoryHigh=infinity").image_sources, ["/usr/%i/server"]);
+}
+
 #[test]
 fn a_store_that_is_closed_to_the_user_shows_nothing() {
     let closed = Surroundings { store_closed: Some("it has mode 700".into()), ..here() };

@@ -79,6 +79,10 @@ struct AddArgs {
     /// Print errors only.
     #[arg(short, long)]
     quiet: bool,
+    /// Skip a file, with a message, while another process makes or removes its image. A service that starts has a limit of
+    /// time.
+    #[arg(long, hide = true)]
+    skip_locked: bool,
     /// Programs and shared objects.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -143,6 +147,7 @@ fn offset(text: &str) -> Result<u64, String> {
 
 fn add(args: &AddArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
+    let store = if args.skip_locked { store.without_waiting() } else { store };
     let nodes = nodes_for(args);
     let mut failed = 0;
     for path in &args.files {
@@ -151,6 +156,9 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
             match add_one(&store, path, args.base_offset, node) {
                 Ok(_) if args.quiet => {}
                 Ok(text) => writeln!(Output::Standard, "{text}")?,
+                Err(error) if args.skip_locked && is_locked(&error) => {
+                    say!("pagelift: {}: skipped: another process makes or removes its image", path.display());
+                }
                 Err(error) => {
                     say!("pagelift: {}: {error:#}", path.display());
                     has_failed = true;
@@ -164,6 +172,10 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
         failed if args.per_node => bail!("{failed} of {} files have no image for each node", args.files.len()),
         failed => bail!("{failed} of {} files have no image", args.files.len()),
     }
+}
+
+fn is_locked(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(StoreError::Locked { .. }))
 }
 
 /// The nodes that get a copy each; `None` is the image that all nodes share.
