@@ -20,7 +20,7 @@ use std::rc::Rc;
 const SOON: Duration = Duration::from_secs(120);
 /// Uses more CPU time than a lift costs, then waits.
 const BURN: &str = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done; read x";
-/// The same, beside a fork that waits for a writer, and executes another program at the end.
+/// [`BURN`] beside a fork that waits for a writer; executes another program at the end.
 const BURN_AND_FORK: &str = "(read y <$0.pipe) & i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done; read x; exec cat";
 
 type Answers = dyn FnMut(&Request) -> Result<Answer, String>;
