@@ -43,6 +43,10 @@ fn main() -> ExitCode {
     for what in ["exec", "fork", "maps", "patches", "mounts", "credentials", "filters"] {
         tests.push(test_case(format!("changes/{what}"), needs(), move |t| changes(t, what)));
     }
+    for what in ["dispatch", "unload", "unmap", "executable"] {
+        tests.push(test_case(format!("defends_itself/{what}"), needs(), move |t| defends_itself(t, what)));
+    }
+    tests.push(test_case("defends_itself/before_the_start", needs(), defends_before_the_start));
     main_of(tests)
 }
 
@@ -228,4 +232,59 @@ fn changes(t: &Context, what: &str) -> Result<()> {
     let output = session.finish()?;
     ensure!(output.stdout.ends_with("nothing was wrong\n"), "{:?}: {}", output.ending, output.stdout);
     output.success().map(drop)
+}
+
+/// The handlers of signals of a process, and the number of its mappings without a file.
+fn signals_and_mappings(pid: u32) -> Result<(String, usize)> {
+    let handled = process_field(pid, "SigCgt").context("no SigCgt")?;
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    Ok((handled, maps.lines().filter(|line| !line.contains('/')).count()))
+}
+
+/// The program has the handlers and mappings that it had, and runs on.
+fn defends_itself(t: &Context, what: &str) -> Result<()> {
+    let program = Program::named("attach/defends_itself.c")?;
+    let mut command = program.command()?;
+    command.arg(what).args(program.build()?.parent());
+    let mut session = Session::start(command, LIFETIME)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid().to_string();
+    let before = signals_and_mappings(session.pid())?;
+    let mut lifted = 0;
+    for _ in 0..rounds(20)? {
+        let attached = attempt(t, &["attach", "--pages", "thp", &pid])?;
+        lifted += usize::from(attached.ending == Ending::Exit(0));
+        let reason = match what {
+            "dispatch" => "Syscall User Dispatch",
+            "executable" => "READ_IMPLIES_EXEC",
+            _ => "",
+        };
+        ensure!(attached.stderr.contains(reason), "it said {}", attached.stderr);
+        attempt(t, &["detach", &pid])?;
+    }
+    ensure!((lifted > 0) == (what == "unload") || what == "unmap", "lifted {lifted} times");
+    let mut after = before.clone();
+    poll_until(BOUND, "the handlers and mappings of before", || {
+        after = signals_and_mappings(session.pid()).unwrap_or_default();
+        // Without the page for calls, which the program unmaps, nothing can be removed.
+        after == before || what == "unmap" && after.0 == before.0
+    })
+    .with_context(|| format!("before {before:?}, now {after:?}"))?;
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.contains("all right"), "{output:?}");
+    Ok(())
+}
+
+/// A preloaded library handles the calls of the program from its constructor on.
+fn defends_before_the_start(t: &Context) -> Result<()> {
+    let program = Program::named("attach/defends_itself.c")?;
+    let library = program.build()?.with_file_name("libdefends.so");
+    for pages in ["auto", "thp"] {
+        let mut plain = program.command()?;
+        plain.arg("preloaded").env("LD_PRELOAD", &library).env("DEFENDS_BEFORE_START", "1").stdin(Stdio::null());
+        let output = t.run(t.lifted(&["--pages", pages], &plain)?)?.success()?;
+        ensure!(output.stdout.contains("all right"), "{output:?}");
+    }
+    Ok(())
 }

@@ -15,7 +15,7 @@ const POST_COMMIT_OFFSET: u64 = 16;
 /// True if a stopped thread can make calls and return without noticing them.
 pub fn can_make_calls(thread: Pid) -> bool {
     // Those of a thread in 32-bit code are none that the code of a call page could restore.
-    let has_registers = requests::registers(thread).is_ok();
+    let has_registers = requests::registers(thread).is_ok() && !requests::dispatches_calls(thread);
     let in_call = has_registers && is_in_call(thread);
     has_registers && (in_call || is_outside_sequences(thread) == Some(true)) && arch::can_be_put_back(thread, in_call)
 }

@@ -14,7 +14,7 @@ use crate::remote::RemoteMemory;
 use crate::remote::arch::{self, ONCE_WORDS, Registers};
 use crate::remote::guest_code::CodeBetween;
 use crate::remote::requests;
-use address_space::{Address, AddressRange, AddressSpace, LoadedObject, MappingName, PageSize};
+use address_space::{Address, AddressRange, AddressSpace, LoadedObject, MappingName, ObjectRole, PageSize};
 use nix::unistd::Pid;
 use std::cell::RefCell;
 use std::io;
@@ -47,7 +47,7 @@ pub struct CodeSlot {
 
 impl CodeSlot {
     /// Finds room for code, without writing anything: the slot that a lift has left behind, if there is one. Otherwise
-    /// returns all free slots, the best first.
+    /// returns all free slots, the best first. The program may unload shared objects, so they come last.
     ///
     /// # Errors
     /// The memory cannot be read.
@@ -58,8 +58,15 @@ impl CodeSlot {
         base_page: PageSize,
     ) -> io::Result<Vec<Self>> {
         let mut free = Vec::new();
-        for start in room_behind_segments(space, objects, base_page).chain(room_behind_vdso(memory, space)) {
-            let there = read(memory, start)?;
+        let behind = |role| room_behind_segments(space, objects, role, base_page);
+        let lasting = behind(ObjectRole::DynamicLinker).chain(room_behind_vdso(memory, space));
+        let all = lasting.chain(behind(ObjectRole::Executable)).chain(behind(ObjectRole::SharedObject));
+        for start in all {
+            let there = match read(memory, start) {
+                // It has been unloaded.
+                Err(error) if error.raw_os_error() == Some(libc::EIO) => continue,
+                there => there?,
+            };
             // Bytes other than zero do not belong to the segment: a file may map bytes of the next segment here.
             match contents(&there) {
                 None => {}
@@ -261,14 +268,16 @@ fn room_behind_vdso(memory: &RemoteMemory, space: &AddressSpace) -> Option<Addre
     before.iter().all(|&byte| byte == 0).then_some(start)
 }
 
-/// Returns places in the rest of an executable segment's last page; the smallest segments come first. A write makes the
-/// page private, so that its huge page can no longer come from an image: small segments have none.
+/// Returns places in the rest of an executable segment's last page, in objects of this role; the smallest segments come first. A
+/// write makes the page private, so that its huge page can no longer come from an image: small segments have none.
 fn room_behind_segments(
     space: &AddressSpace,
     objects: &[LoadedObject],
+    role: ObjectRole,
     base_page: PageSize,
 ) -> impl Iterator<Item = Address> {
-    let segments = objects.iter().flat_map(|object| object.image.segments.iter().map(move |segment| (object, segment)));
+    let objects = objects.iter().filter(move |object| object.role == role);
+    let segments = objects.flat_map(|object| object.image.segments.iter().map(move |segment| (object, segment)));
     let mut segments: Vec<_> = segments.filter(|(_, s)| s.protection.execute && !s.protection.write).collect();
     segments.sort_by_key(|(_, segment)| segment.memory.len());
     segments.into_iter().filter_map(move |(object, segment)| {

@@ -16,6 +16,7 @@ use crate::remote::wait::LONGEST_CALL;
 use address_space::{Address, AddressSpace, MappingName, PageSize, Protection};
 use linux::text::text_of;
 use nix::errno::Errno;
+use nix::libc;
 use nix::unistd::Pid;
 use std::io;
 use std::time::Instant;
@@ -39,6 +40,9 @@ pub fn map(
     memory: &RemoteMemory,
     base_page: PageSize,
 ) -> Result<Address, NotPrepared> {
+    if makes_all_executable(process.pid()) {
+        return Err(EXECUTABLE.to_owned().into());
+    }
     let length = mapping_length(base_page);
     let unreadable = |error: io::Error| format!("its mappings cannot be read: {error}");
     for _ in 0..TRIES {
@@ -48,11 +52,19 @@ pub fn map(
         let arguments = [at.0, length, Protection::READ_WRITE.bits() as u64, MAPPING_FLAGS as u64, u64::MAX, 0];
         let made = once(process, thread, slot, at, memory, numbers::SYS_mmap, arguments);
         let why = match made {
-            Ok(Ok(_)) => match space_of(process.pid()).map(|space| CallPage::is_at(at, memory, &space)) {
-                Ok(true) => return Ok(at),
-                Ok(false) => "the page for injected calls was not mapped at the requested address".to_owned(),
-                Err(error) => unreadable(error),
-            },
+            Ok(Ok(mapped)) => {
+                let why = match space_of(process.pid()).map(|space| CallPage::is_at(at, memory, &space)) {
+                    Ok(true) => return Ok(at),
+                    Ok(false) => "the page for injected calls was not mapped as requested".to_owned(),
+                    Err(error) => unreadable(error),
+                };
+                let arguments = [mapped, length, 0, 0, 0, 0];
+                let unmapped = once(process, thread, slot, at, memory, numbers::SYS_munmap, arguments);
+                if matches!(unmapped, Ok(Ok(_))) {
+                    let _ = slot.erase(memory, thread);
+                }
+                why
+            }
             Ok(Err(Errno::EEXIST)) => continue,
             Ok(Err(errno)) => refused(process.pid(), errno, space.mappings().len()),
             Err(InjectError::Filtered) => seccomp::refusal("mmap"),
@@ -141,6 +153,17 @@ pub fn free_place(
     let top = below.last()?.range.start();
     space.free_place_below(top, length, page, offset, base_page.bytes(), lowest)
 }
+
+/// True if the process has a personality by which all memory that it maps readable is executable, too: what a lift maps would be
+/// writable and executable, and copies would differ from what they replace.
+fn makes_all_executable(pid: Pid) -> bool {
+    let personality = text_of(format!("/proc/{pid}/personality")).unwrap_or_default();
+    u32::from_str_radix(personality.trim(), 16).is_ok_and(|bits| bits & libc::READ_IMPLIES_EXEC as u32 != 0)
+}
+
+/// The sentence about such a process.
+const EXECUTABLE: &str = "its personality makes all readable memory executable (READ_IMPLIES_EXEC), and a lift maps no memory \
+                          that is writable and executable; fix: start it without `setarch -X`";
 
 /// The sentence about a program whose kernel refuses the mapping.
 fn refused(pid: Pid, errno: Errno, mappings: usize) -> String {

@@ -180,7 +180,7 @@ impl<'a> RemoteCaller<'a> {
             // mask; if it is killed afterwards, the code restores the mask.
             requests::set_registers_of_same_program(self.stopped.pid(), &registers)?;
             self.state = State::Inside;
-            requests::set_signal_mask(self.stopped.pid(), u64::MAX)?;
+            requests::set_signal_mask(self.stopped.pid(), !requests::FAULTS)?;
         }
         self.run_through_call(number, arguments)?;
         Ok(arch::result(&requests::registers(self.stopped.pid())?))
@@ -221,7 +221,8 @@ impl<'a> RemoteCaller<'a> {
     }
 
     fn put_back(&mut self) -> Result<(), InjectError> {
-        self.means.set_outside(self.memory)?;
+        // A page that the program has unmapped needs no mark.
+        let _ = self.means.set_outside(self.memory);
         arch::forget_call(self.stopped.pid())?;
         requests::set_registers_of_same_program(self.stopped.pid(), &self.registers)?;
         requests::set_signal_mask(self.stopped.pid(), self.mask)?;
@@ -323,6 +324,13 @@ impl<'a> RemoteCaller<'a> {
                 // SIGSTOP cannot be blocked, and a later SIGCONT ends its group stop only once it is delivered. A
                 // resumed tracee runs in spite of the group stop, which applies to it when it is released.
                 Some(WaitReport::Stopped(Stop::Signal(libc::SIGSTOP))) => delivered = libc::SIGSTOP,
+                // It stays pending: a thread that is resumed with a signal that it blocks by then queues it again.
+                Some(WaitReport::Stopped(Stop::Signal(signal)))
+                    if requests::is_sent_fault(self.stopped.pid(), signal) =>
+                {
+                    requests::set_signal_mask(self.stopped.pid(), u64::MAX)?;
+                    delivered = signal;
+                }
                 // All other signals are blocked except those of a fault, which would only occur again.
                 Some(WaitReport::Stopped(Stop::Signal(signal))) => {
                     // The program must not receive it if this process is killed once the thread is at its place again.

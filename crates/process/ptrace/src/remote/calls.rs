@@ -64,7 +64,7 @@ pub fn not_made(call: &'static str, error: &InjectError) -> CallError {
         InjectError::Gone | InjectError::Executed => Errno::ESRCH,
         InjectError::NoReturn { .. } => Errno::ETIMEDOUT,
         InjectError::Filtered => Errno::EPERM,
-        InjectError::Interfered => Errno::EBUSY,
+        InjectError::Interfered | InjectError::Dispatched => Errno::EBUSY,
         InjectError::NoRoom(_) | InjectError::Fault(_) | InjectError::Memory(_) => Errno::EFAULT,
     };
     CallError { call, errno: errno as i32 }

@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 
 /// All signals but SIGURG, which reports the end of a call.
 const ALL_BUT_URGENT: u64 = !(1 << (libc::SIGURG - 1));
+/// The signals that a thread blocks in the code.
+const BLOCKED: u64 = ALL_BUT_URGENT & !requests::FAULTS;
 
 /// Call numbers in a list that mark its end, and a store of a word.
 const END_OF_LIST: i64 = -1;
@@ -106,6 +108,9 @@ impl<'a> Injector<'a> {
         saved: Registers,
     ) -> Result<Self, InjectError> {
         let pid = stopped.pid();
+        if requests::dispatches_calls(pid) {
+            return Err(InjectError::Dispatched);
+        }
         let memory = RemoteMemory::open(pid.as_raw())?;
         let saved_mask = requests::signal_mask(pid)?;
         let code = GuestCode::place(pid, &memory, guest::CALL.code(), mappings_with_room(space))
@@ -243,7 +248,7 @@ impl<'a> Injector<'a> {
         if !self.inside {
             // After the registers: if this process is killed, the code restores the mask.
             self.inside = true;
-            requests::set_signal_mask(self.pid, ALL_BUT_URGENT)?;
+            requests::set_signal_mask(self.pid, BLOCKED)?;
         }
         requests::resume(self.pid, Resume::Continue, 0)?;
         self.begun = Some(if list.is_some() { END_OF_LIST } else { call.number });
@@ -326,6 +331,11 @@ impl<'a> Injector<'a> {
                 WaitReport::Stopped(Stop::Signal(libc::SIGSTOP)) => {
                     self.group_stopped = true;
                     delivered = libc::SIGSTOP;
+                }
+                // It stays pending: a thread that is resumed with a signal that it blocks by then queues it again.
+                WaitReport::Stopped(Stop::Signal(signal)) if requests::is_sent_fault(self.pid, signal) => {
+                    requests::set_signal_mask(self.pid, ALL_BUT_URGENT)?;
+                    delivered = signal;
                 }
                 // All other signals are blocked except those of a fault, which would only occur again.
                 WaitReport::Stopped(Stop::Signal(signal)) => return Err(InjectError::Fault(signal)),

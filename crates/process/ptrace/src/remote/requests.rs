@@ -6,6 +6,7 @@ use crate::remote::arch::{self, Registers};
 use crate::remote::seccomp::filter::Instruction;
 use address_space::Address;
 use nix::errno::Errno;
+use nix::libc::{SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::mem::MaybeUninit;
@@ -21,6 +22,22 @@ const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
 
 /// `PTRACE_GET_RSEQ_CONFIGURATION` (Linux 5.13).
 const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+
+/// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG` (Linux 6.4).
+const GET_DISPATCH_CONFIG: u32 = 0x4211;
+
+/// All signals by which the kernel reports a fault to the thread that has caused it. If the thread blocks such a signal, the
+/// kernel unblocks it and replaces its handler by the default, which ends the program (`force_sig_info_to_task`).
+pub const FAULTS: u64 = mask_of(&[SIGSYS, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP]);
+
+const fn mask_of(signals: &[i32]) -> u64 {
+    let (mut mask, mut at) = (0, 0);
+    while at < signals.len() {
+        mask |= 1 << (signals[at] - 1);
+        at += 1;
+    }
+    mask
+}
 
 /// Position of a stop relative to a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,6 +269,24 @@ pub fn rseq_area(pid: Pid) -> Result<u64, Errno> {
     // - the kernel writes no more bytes than this length, and they belong to this function.
     unsafe { request(GET_RSEQ_CONFIGURATION, pid, size_of_val(&configuration), configuration.as_mut_ptr() as usize) }?;
     Ok(configuration[0])
+}
+
+/// True if a thread's system calls, or those outside of one range of code, raise SIGSYS (Syscall User Dispatch, Linux 5.11).
+/// Kernels before 6.4 do not report it.
+pub fn dispatches_calls(pid: Pid) -> bool {
+    // struct ptrace_sud_config: the mode, the selector's address, and the range, a word each.
+    let mut configuration = [0u64; 4];
+    // SAFETY:
+    // - the kernel writes no more bytes than this length, and they belong to this function.
+    let asked =
+        unsafe { request(GET_DISPATCH_CONFIG, pid, size_of_val(&configuration), configuration.as_mut_ptr() as usize) };
+    asked.is_ok() && configuration[0] != 0
+}
+
+/// True if a thread has stopped for a signal of [`FAULTS`] that a process has sent, and no fault.
+pub fn is_sent_fault(pid: Pid, signal: i32) -> bool {
+    let is_fault = (1..=64).contains(&signal) && FAULTS >> (signal - 1) & 1 != 0;
+    is_fault && signal_information(pid).is_ok_and(|information| information.si_code <= 0)
 }
 
 /// Returns the signal for which a thread has stopped, with its payload.

@@ -28,7 +28,11 @@ pub enum StopError {
     #[error("thread {0} does not stop: it is in vfork or in uninterruptible sleep; fix: try again when that has ended")]
     DoesNotStop(i32),
     /// No thread is fit to make calls.
-    #[error("every thread {}, so that none can make calls safely; fix: try again", arch::UNFIT)]
+    #[error(
+        "every thread {} or handles its system calls itself (Syscall User Dispatch), so that none can make calls safely; fix: \
+         try again",
+        arch::UNFIT
+    )]
     NoneFit,
     /// Its threads cannot be listed.
     #[error("its threads cannot be listed: {0}")]

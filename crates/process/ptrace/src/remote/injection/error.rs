@@ -31,6 +31,9 @@ pub enum InjectError {
     /// A seccomp filter of the thread refuses the call.
     #[error("a seccomp filter of the thread refuses the call")]
     Filtered,
+    /// Calls that come from the thread raise SIGSYS.
+    #[error("it handles its system calls itself (Syscall User Dispatch, as Wine does), so that it is left alone")]
+    Dispatched,
     /// Another process or thread has changed the memory that the call comes from, or the thread's filters.
     #[error("the process made another call than the injected one: another program writes to its memory")]
     Interfered,
