@@ -297,10 +297,11 @@ static void check_results(int may_be_interrupted) {
             _exit(2);
         }
         /* Clocks of the kernel's timers and of clock_gettime differ by less than a millisecond. A wait in ticks begins
-           and ends within one. */
-        double least = wait->in_ticks ? length - 2 * ticked(CLOCK_MONOTONIC_COARSE, clock_getres) : length - 1;
-        double lasted = wait->in_ticks ? wait->last_tick - wait->first_tick : wait->to - wait->from;
-        if (lasted < least && !forgiven) {
+           and ends within one. On a busy host either clock can be late. */
+        double in_ticks = wait->last_tick - wait->first_tick;
+        int is_long = wait->to - wait->from >= length - 1;
+        if (wait->in_ticks) is_long |= in_ticks >= length - 2 * ticked(CLOCK_MONOTONIC_COARSE, clock_getres);
+        if (!is_long && !forgiven) {
             fprintf(stderr, "%s ended %g ms after its beginning, too early\n", wait->name, wait->to - wait->from);
             _exit(3);
         }

@@ -229,6 +229,10 @@ mod tests {
         std::os::unix::fs::symlink(&file, &link).unwrap();
         let names = |path: &Path| {
             let mut child = std::process::Command::new(path).arg("100").spawn().unwrap();
+            // Its parent runs on before the kernel has laid out the new stack.
+            while fs::read(format!("/proc/{}/cmdline", child.id())).unwrap().is_empty() {
+                std::thread::yield_now();
+            }
             let program = program_of(child.id() as i32, &BTreeSet::new()).unwrap();
             child.kill().unwrap();
             child.wait().unwrap();
