@@ -162,8 +162,8 @@ fn makes_all_executable(pid: Pid) -> bool {
 }
 
 /// The sentence about such a process.
-const EXECUTABLE: &str = "its personality makes all readable memory executable (READ_IMPLIES_EXEC), and a lift maps no memory \
-                          that is writable and executable; fix: start it without `setarch -X`";
+const EXECUTABLE: &str = "it has called personality(READ_IMPLIES_EXEC), by which all readable memory becomes executable, and a \
+                          lift maps no memory that is writable and executable; fix: `pagelift run` lifts it before that call";
 
 /// The sentence about a program whose kernel refuses the mapping.
 fn refused(pid: Pid, errno: Errno, mappings: usize) -> String {
