@@ -121,7 +121,7 @@ fn outlived(t: &Context) -> Result<()> {
     ensure!(restored.stderr.contains(&line), "{}", restored.stderr);
     let left = View::of(fork)?.huge_bytes();
     kill(Pid::from_raw(fork as i32), Signal::SIGKILL)?;
-    ensure!(left == 0, "{left} bytes of it are on huge pages");
+    ensure!(left == 0, "{left} bytes are still on huge pages");
     agent.finish()?.success().map(drop)
 }
 

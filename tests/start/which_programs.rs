@@ -187,8 +187,8 @@ fn everything_is_lifted(view: &View, source: impl Fn(bool) -> Source) -> Result<
     Ok(())
 }
 
-/// `auto` takes the pages of the page cache where the kernel holds the file in huge pages already, as it does after
-/// writes of 2 MiB and more (Linux 6.16 and ext4).
+/// `auto` takes the pages of the page cache if the kernel already has the file in huge pages, as it does after writes of
+/// 2 MiB and more (Linux 6.16 and ext4).
 fn writable_by_thp_and_the_rest_as_it_is(view: &View) -> Result<()> {
     let executable = view.executable()?;
     check_lifted(view, executable, &[Kind::Data, Kind::Bss], default_huge_page()?, |_| Source::Thp)?;

@@ -1,5 +1,5 @@
-//! Processes that were forked from a lifted one have its copies. If it ends or executes another program, each of them gets an
-//! entry of its own, so that their lift can still be undone.
+//! Forks of a lifted process have its copies. If the process ends or executes another program, each fork gets an entry, so that
+//! the lift can still be undone.
 
 use super::ledger::{Entry, Ledger};
 use super::{Agent, unix_time};
