@@ -59,6 +59,7 @@ int small_function(int number) { return number + 1; }
 __asm__(".section .text.large,\"ax\",@progbits\n.globl large\nlarge:\n.fill 6291456, 1, 0x90\nret\n.previous\n");
 
 static char library[4096];
+static volatile int unloaded;
 
 static void *load_and_unload(void *unused) {
     for (;;) {
@@ -67,6 +68,7 @@ static void *load_and_unload(void *unused) {
         if (function(3) != 4) abort();
         usleep(3000);
         dlclose(loaded);
+        unloaded = 1;
         usleep(200);
     }
     return unused;
@@ -118,6 +120,8 @@ int main(int count, char **words) {
         snprintf(library, sizeof library, "%s/libdefends.so", words[2]);
         sigaction(SIGSEGV, &action, NULL);
         pthread_create(&thread, NULL, load_and_unload, NULL);
+        // The thread has its memory by then.
+        while (!unloaded) usleep(1000);
     }
     if (!strcmp(what, "unmap")) {
         unmap_unknown(1);

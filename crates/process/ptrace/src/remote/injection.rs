@@ -28,8 +28,6 @@ use std::time::{Duration, Instant};
 
 /// All signals but SIGURG, which reports the end of a call.
 const ALL_BUT_URGENT: u64 = !(1 << (libc::SIGURG - 1));
-/// The signals that a thread blocks in the code.
-const BLOCKED: u64 = ALL_BUT_URGENT & !requests::FAULTS;
 
 /// Call numbers in a list that mark its end, and a store of a word.
 const END_OF_LIST: i64 = -1;
@@ -248,7 +246,7 @@ impl<'a> Injector<'a> {
         if !self.inside {
             // After the registers: if this process is killed, the code restores the mask.
             self.inside = true;
-            requests::set_signal_mask(self.pid, BLOCKED)?;
+            requests::set_signal_mask(self.pid, ALL_BUT_URGENT & !requests::FAULTS)?;
         }
         requests::resume(self.pid, Resume::Continue, 0)?;
         self.begun = Some(if list.is_some() { END_OF_LIST } else { call.number });
