@@ -67,6 +67,16 @@ pub fn place_in_root(root: impl AsFd, path: &Path, follow: bool) -> io::Result<O
     Ok(openat2(root, path, OpenHow::new().flags(flags).resolve(resolve))?)
 }
 
+/// Opens what a path leads to below `root` as a place, as [`place_in_root`] does, if the kernel knows the whole way already.
+/// The last link is followed.
+///
+/// # Errors
+/// As [`known_place`] and [`place_in_root`].
+pub fn known_place_in_root(root: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS | RESOLVE_CACHED;
+    Ok(openat2(root, path, OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(resolve))?)
+}
+
 /// `RESOLVE_CACHED` (`linux/openat2.h`).
 const RESOLVE_CACHED: ResolveFlag = ResolveFlag::from_bits_retain(0x20);
 
@@ -197,6 +207,11 @@ mod tests {
         for path in ["/file", "file", "/../../file", "absolute"] {
             assert_eq!(found(path).unwrap(), file, "{path}");
         }
+        match known_place_in_root(&root, Path::new("/../file")) {
+            Ok(known) => assert_eq!(of(known).unwrap(), file),
+            Err(error) => assert!(matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINVAL)), "{error}"),
+        }
+        assert!(known_place_in_root(&root, Path::new("/etc/passwd")).is_err());
         assert!(found("/etc/passwd").is_err() && found("dangling").is_err());
         assert!(place_in_root(&root, Path::new("dangling"), false).is_ok());
         let magic = place_in_root(place(Path::new("/")).unwrap(), Path::new("/proc/self/root"), true);
