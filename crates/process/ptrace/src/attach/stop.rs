@@ -520,6 +520,7 @@ impl LiveProcess {
             Err(Errno::EPERM) if tracer_of(Pid::from_raw(thread)) == Some(gettid()) => {
                 Err(StopError::DoesNotStop(thread))
             }
+            Err(Errno::EPERM) if self.took_over(thread) => Err(self.note_exec()),
             Err(errno) => Err(StopError::Refused(refusal(Pid::from_raw(thread), &errno.desc(), Tracer::Other))),
         }
     }

@@ -3,7 +3,7 @@
 //! A thread that executes a program takes over the number of its process's first thread, and stays traced if it was
 //! (ptrace(2), "execve(2) under ptrace"). It stays at the stop after the exec until it is resumed.
 
-use super::{Held, LiveProcess, STOP_TIMEOUT, StopError, WAKE_POLL_INTERVAL};
+use super::{Held, LiveProcess, OPTIONS, STOP_TIMEOUT, StopError, WAKE_POLL_INTERVAL};
 use crate::remote::refusal::tracer_in;
 use crate::remote::requests;
 use crate::remote::status::is_ending;
@@ -102,6 +102,17 @@ impl LiveProcess {
         executed
     }
 
+    /// True if a thread that has executed another program has taken over the number of the first thread, which was refused
+    /// with `EPERM`: the request waits for the exec, and then finds that the first thread has ended. A second request finds
+    /// the new thread, which is traced then.
+    pub(super) fn took_over(&mut self, refused: i32) -> bool {
+        if refused != self.pid.as_raw() || is_traced_by_another(self.pid) {
+            return false;
+        }
+        let again = Running::seize(self.pid, OPTIONS);
+        again.is_ok_and(|running| self.traced.insert(refused, running).is_none())
+    }
+
     /// True if this thread traces the first thread of the process.
     fn is_ours(&self) -> bool {
         tracer_of(self.pid) == Some(gettid())
@@ -146,9 +157,8 @@ impl LiveProcess {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::stop::OPTIONS;
     use crate::test_program;
-    use std::io::{BufRead, BufReader, Write, stdin};
+    use std::io::{BufRead, BufReader, Write, copy, sink, stdin};
     use std::os::unix::process::CommandExt;
     use std::process::{Command, id};
 
@@ -182,6 +192,57 @@ mod tests {
         // One that is still traced would not end before this thread.
         assert_eq!((has_executed, process.is_replaced(), tracer), (true, true, None));
         child.wait().unwrap();
+    }
+
+    /// Set in the environment of the program that executes itself.
+    const REPEATS: &str = "PAGELIFT_TEST_EXECUTES_ITSELF";
+    /// Number of reported execs; about one of ten meets a request to trace the first thread.
+    const EXECS: u32 = 8;
+
+    /// That program.
+    #[test]
+    fn program_that_executes_itself() {
+        if std::env::var_os(REPEATS).is_some() {
+            panic!("{}", Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).exec());
+        }
+    }
+
+    #[test]
+    fn a_first_thread_that_ends_in_an_exec_is_no_refusal() {
+        let mut child = test_program::spawn("attach::stop::exec::tests::program_that_executes_itself", REPEATS);
+        let mut output = child.stdout.take().unwrap();
+        thread::spawn(move || copy(&mut output, &mut sink()));
+        let mut executed = 0;
+        let refusal = loop {
+            let mut process = LiveProcess::new(child.id() as i32);
+            match process.stop_all() {
+                Ok(_) => process.release_all(),
+                Err(StopError::Executed) => executed += 1,
+                Err(StopError::Refused(why)) => break Some(why),
+                Err(StopError::Gone) => break Some("it has ended".to_owned()),
+                Err(_) => {}
+            }
+            if executed == EXECS {
+                break None;
+            }
+        };
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(refusal, None);
+    }
+
+    #[test]
+    fn a_thread_that_took_over_the_number_of_a_refused_one_is_released() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let mut process = LiveProcess::new(child.id() as i32);
+        let stopped = process.unless_executed(|process| {
+            assert!(process.took_over(process.pid.as_raw()) && process.is_ours());
+            Err(process.note_exec())
+        });
+        let found = (matches!(stopped, Err(StopError::Executed)), process.is_replaced(), tracer_of(process.pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, (true, true, None));
     }
 
     #[test]
