@@ -7,6 +7,7 @@ use image_store::{DEFAULT_DIRECTORY, FileSystem, Store, StoreMount};
 use linux::executed::executed_path;
 use linux::nodes::has_several_nodes;
 use machine_facts::usual_huge_page;
+use process_view::open_regular_file;
 use service_units::{ExecCommand, ExecutedPaths, Program, Shell, Surroundings, executed_paths, is_shell};
 use session::start::{CommandFiles, find_library};
 use std::collections::BTreeSet;
@@ -96,12 +97,12 @@ pub fn likely_folders(search: &[String], programs: &[Program]) -> Vec<PathBuf> {
 
 fn program(command: &ExecCommand, path: &str) -> Program {
     let files = CommandFiles::of(OsStr::new(path));
-    let file = files.executed().and_then(|file| File::open(file).ok());
+    let file = files.executed().and_then(opened);
     let image = file.as_ref().and_then(|file| image_store::read_elf(file).ok());
     // A file that cannot be read, for example one that an instance names, is never excluded.
     let is_large = image.as_ref().is_none_or(fills_a_page);
     let libraries = files.libraries().into_iter().filter(|library| {
-        File::open(library).is_ok_and(|file| image_store::read_elf(&file).as_ref().is_ok_and(fills_a_page))
+        opened(library).is_some_and(|file| image_store::read_elf(&file).as_ref().is_ok_and(fills_a_page))
     });
     Program {
         path: path.to_owned(),
@@ -116,6 +117,11 @@ fn program(command: &ExecCommand, path: &str) -> Program {
         libraries: libraries.map(|library| library.display().to_string()).collect(),
         shell: is_shell(path).then(|| shell(command)),
     }
+}
+
+/// Opens a regular file. The unit's user may own the folder, and put a pipe or a device there at any time.
+fn opened(path: &Path) -> Option<File> {
+    open_regular_file(path).ok()?
 }
 
 /// The program that a command's shell executes by its own words: the only one whose code may fill a huge page or, among
@@ -145,8 +151,7 @@ fn shell(command: &ExecCommand) -> Shell {
 fn program_file(path: &str, is_meant: &dyn Fn(&ElfImage) -> bool) -> Option<PathBuf> {
     let file = fs::canonicalize(path).ok().filter(|file| !is_shell(path) && !is_shell(&file.to_string_lossy()))?;
     let is_program = |metadata: fs::Metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0;
-    // A pipe without a writer cannot be opened at once.
-    let image = fs::metadata(&file).is_ok_and(is_program).then(|| File::open(&file).ok()).flatten();
+    let image = opened(&file).filter(|file| file.metadata().is_ok_and(is_program));
     image.and_then(|file| image_store::read_elf(&file).ok()).filter(is_meant).map(|_| file)
 }
 
@@ -287,6 +292,17 @@ pub mod tests {
         }
         assert_eq!(found(&format!("/bin/sh {server}")), Some((vec![], false)));
         assert_eq!(found(&format!("{server} -c 'exec {server}'")), None);
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_a_program_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pipe, link) = (folder.path().join("pipe"), folder.path().join("link"));
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink(&pipe, &link).unwrap();
+        assert!(opened(&pipe).is_none() && opened(&link).is_none() && opened(Path::new("/dev/null")).is_none());
+        executable(&folder.path().join("server"), &elf(LARGE));
+        assert!(opened(&folder.path().join("server")).is_some());
     }
 
     #[test]
