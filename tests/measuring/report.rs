@@ -104,6 +104,13 @@ fn mistakes(t: &Context) -> Result<()> {
         let output = t.run(command)?;
         ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(&expected), "{words:?}: {output:?}");
     }
-    ensure!(fs::read_to_string(&sound)? == header && !t.folder().join("pagelift-report.html").exists());
+    let page = t.folder().join("pagelift-report.html");
+    ensure!(fs::read_to_string(&sound)? == header && !page.exists());
+    // Somebody who may write to the folder has put a pipe there.
+    nix::unistd::mkfifo(&page, nix::sys::stat::Mode::S_IRWXU)?;
+    let mut command = t.pagelift(&["report", &sound])?;
+    command.current_dir(t.folder());
+    let output = t.run(command)?;
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("found a file of another kind"), "{output:?}");
     Ok(())
 }

@@ -7,7 +7,7 @@ use cli::arguments::report::ReportArgs;
 use cli::commands::reading::confine_to;
 use cli::output::Output;
 use confinement::Reads;
-use linux::written_file::{Target, target};
+use linux::written_file::{self, Target, target};
 use process_view::open_regular_file;
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
@@ -42,7 +42,8 @@ pub fn open_record(path: &Path) -> anyhow::Result<File> {
 
 /// Writes a page to a path. A regular file is replaced by a new one. A link under the fixed name is replaced too, since any
 /// user who can write to the folder may have put it there. A link at a path that the user has named is followed if root or
-/// the user has made it. Another kind of file, such as a pipe, is written to.
+/// the user has made it. Another kind of file, such as a pipe, is written to if the user has named it and no stranger has made
+/// it.
 fn put(path: &Path, is_named: bool, page: &str) -> io::Result<()> {
     let path = &match if is_named { target(path)? } else { Target::Name(path.to_owned()) } {
         Target::Name(path) => path,
@@ -50,7 +51,12 @@ fn put(path: &Path, is_named: bool, page: &str) -> io::Result<()> {
     };
     let found = path.symlink_metadata().map(|found| found.file_type());
     if found.is_ok_and(|found| !found.is_file() && !found.is_symlink()) {
-        return std::fs::write(path, page);
+        if !is_named {
+            return Err(io::Error::other(
+                "found a file of another kind, needed: a regular file, or none; fix: -o FILE",
+            ));
+        }
+        return written_file::create(path)?.write_all(page.as_bytes());
     }
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mode = Permissions::from_mode(0o666);

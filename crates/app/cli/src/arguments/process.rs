@@ -20,7 +20,10 @@ const WIDEST_COMMAND: usize = 60;
 /// The word matches no process, or several, which are listed.
 pub fn process_number(word: &str) -> Result<i32, String> {
     if !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit()) {
-        return process_number_of(word).ok_or_else(|| format!("no process has the number {word}"));
+        let pid = process_number_of(word).ok_or_else(|| format!("no process has the number {word}"))?;
+        return process_of_thread(pid).map_or(Ok(pid), |process| {
+            Err(format!("{pid} is a thread of process {process}, needed: the number of a process; fix: {process}"))
+        });
     }
     if word.starts_with('-') {
         return Err("needed: the number of a process, or the name of its program".to_owned());
@@ -69,6 +72,13 @@ pub fn needs_option(word: &str) -> Result<i32, String> {
     Err(format!("a process is given as -p {}", printable(word)))
 }
 
+/// The process of a thread that is not its first one: `top -H` and `ps -L` show the numbers of threads, too.
+fn process_of_thread(number: i32) -> Option<i32> {
+    let status = ProcessFiles::of(number).text("status").ok()?;
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;
+    (process != number && process > 0).then_some(process)
+}
+
 /// The number of a process, if a word is one.
 fn process_number_of(word: &str) -> Option<i32> {
     let is_number = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
@@ -104,7 +114,13 @@ mod tests {
 
     #[test]
     fn a_process_has_a_number_or_a_name() {
-        assert_eq!(process_number("4711"), Ok(4711));
+        // A number that no process and no thread can have (PID_MAX_LIMIT of the kernel).
+        assert_eq!(process_number("4711000"), Ok(4711000));
+        let own = std::process::id();
+        assert_eq!(process_number(&own.to_string()), Ok(own as i32));
+        let thread = std::thread::spawn(|| process_number(&nix::unistd::gettid().to_string())).join().unwrap();
+        let why = thread.unwrap_err();
+        assert!(why.contains(&format!("is a thread of process {own}, needed")), "{why}");
         assert!(
             process_number("0").is_err() && process_number("99999999999").is_err() && process_number("-1").is_err()
         );
@@ -118,7 +134,7 @@ mod tests {
         assert_eq!(refused(&["4711"]), Err(why.to_owned()));
         assert!(refused(&["4711", "x"]).is_ok() && refused(&["./4711"]).is_ok() && refused(&["0"]).is_ok());
         let listed = choices("a\u{1b}b", &[1; 10]);
-        assert_eq!(process_unless_file(OsStr::new("4711")), Ok(Some(4711)));
+        assert_eq!(process_unless_file(OsStr::new("4711000")), Ok(Some(4711000)));
         assert_eq!(process_unless_file(OsStr::new("src")), Ok(None), "a file of the crate's folder");
         assert_eq!(process_unless_file(OsStr::new("/no/such/file")), Ok(None));
         let neither = process_unless_file(OsStr::new("no-such-program-anywhere")).unwrap_err();

@@ -41,7 +41,7 @@ impl Disturbance {
 pub(super) struct Quiet {
     at: Instant,
     threads: Option<u64>,
-    /// Seconds that the hypervisor has taken from all CPUs since the boot.
+    /// Seconds that the hypervisor has taken from each CPU since the boot, on average.
     stolen: Option<f64>,
 }
 
@@ -51,8 +51,7 @@ impl Quiet {
     }
 
     pub(super) fn disturbance_until(&self, end: &Self) -> Option<Disturbance> {
-        let cpus = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
-        let most = MOST_STOLEN * cpus * (end.at - self.at).as_secs_f64();
+        let most = MOST_STOLEN * (end.at - self.at).as_secs_f64();
         if end.stolen.zip(self.stolen).is_some_and(|(end, begin)| end - begin > most) {
             return Some(Disturbance::Steal);
         }
@@ -74,12 +73,16 @@ fn threads_in(stat: &str) -> Option<u64> {
 
 fn stolen() -> Option<f64> {
     let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten()? as f64;
-    Some(stolen_ticks(&fs::read_to_string("/proc/stat").ok()?)? as f64 / ticks)
+    Some(stolen_ticks(&fs::read_to_string("/proc/stat").ok()?)? / ticks)
 }
 
-/// `steal` of the first line of proc_stat(5).
-fn stolen_ticks(stat: &str) -> Option<u64> {
-    stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().nth(7)?.parse().ok()
+/// `steal` of the first line of proc_stat(5), which sums all CPUs that are online, for each of them: this process may be
+/// bound to fewer.
+fn stolen_ticks(stat: &str) -> Option<f64> {
+    let mut lines = stat.lines();
+    let all: u64 = lines.next()?.strip_prefix("cpu ")?.split_ascii_whitespace().nth(7)?.parse().ok()?;
+    let cpus = lines.take_while(|line| line.starts_with("cpu")).count();
+    Some(all as f64 / cpus.max(1) as f64)
 }
 
 #[cfg(test)]
@@ -92,7 +95,9 @@ mod tests {
         let stat = "12 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 5 0 99";
         assert_eq!(threads_in(stat), Some(5));
         assert_eq!(threads_in("12 (a"), None);
-        assert_eq!(stolen_ticks("cpu  1 2 3 4 5 6 7 80 9 10\ncpu0 1\n"), Some(80));
+        assert_eq!(stolen_ticks("cpu  1 2 3 4 5 6 7 80 9 10\ncpu0 1\nintr 1\n"), Some(80.0));
+        let many = (0..64).map(|cpu| format!("cpu{cpu} 1\n")).collect::<String>();
+        assert_eq!(stolen_ticks(&format!("cpu  1 2 3 4 5 6 7 128 9 10\n{many}intr 1\n")), Some(2.0));
         // A child of another test may end between the list of processes and its own file.
         let own = std::process::id() as i32;
         assert!((0..1000).any(|_| threads_of(own).is_some_and(|threads| threads >= 1)) && stolen().is_some());
@@ -100,11 +105,10 @@ mod tests {
 
     #[test]
     fn a_block_is_dropped_for_its_surroundings() {
-        let cpus = std::thread::available_parallelism().unwrap().get() as f64;
         let begin = Quiet { at: Instant::now(), threads: Some(3), stolen: Some(5.0) };
         let after = Quiet { at: begin.at + Duration::from_secs(1), ..begin };
         assert_eq!(begin.disturbance_until(&after), None);
-        let stolen = |share: f64| Quiet { stolen: Some(5.0 + share * cpus), ..after };
+        let stolen = |share: f64| Quiet { stolen: Some(5.0 + share), ..after };
         assert_eq!(begin.disturbance_until(&stolen(0.009)), None);
         assert_eq!(begin.disturbance_until(&stolen(0.011)), Some(Disturbance::Steal));
         let fewer = Quiet { threads: Some(2), ..after };

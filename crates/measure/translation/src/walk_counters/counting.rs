@@ -40,7 +40,10 @@ pub enum NoCounters {
     )]
     NoPmu,
     /// No table has this CPU.
-    #[error("no table of events for this CPU: {0}; fix: add a file to crates/measure/walk-counters/families")]
+    #[error(
+        "no table of events for this CPU: {0}; fix: add a table to crates/measure/translation/families and to TABLES in \
+         family.rs"
+    )]
     UnknownCpu(CpuIdentity),
     /// The kernel does not permit it.
     #[error(
