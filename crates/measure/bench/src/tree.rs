@@ -1,23 +1,14 @@
-//! A process with all its descendants: their usage, and their end.
+//! A process with all its descendants: their usage.
 
 use crate::observation::counters_with_children;
 use measure::record::Counters;
-use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use process_view::ProcessFiles;
 pub(crate) use process_view::tree_of;
 use std::fs;
-use std::time::{Duration, Instant};
 use translation::walk_counters::Target;
-
-/// Time that killed processes may take to end.
-const TO_END: Duration = Duration::from_secs(20);
-/// The interval for checks.
-const LOOK: Duration = Duration::from_millis(10);
 
 /// Returns the targets of counters for processes that are a process and its descendants: the threads of a process that
 /// is alone; otherwise also its later children. CPU time and system calls are counted for them.
@@ -68,32 +59,18 @@ fn cpu_of(pid: i32) -> Option<f64> {
     Some(time.num_nanoseconds() as f64 / 1e9)
 }
 
-/// Kills all descendants of this process, and waits for those that become its children. Only for a process that is its
-/// descendants' subreaper and no longer waits for any child.
-pub(crate) fn end_all() {
-    let own = std::process::id() as i32;
-    let until = Instant::now() + TO_END;
-    while Instant::now() < until {
-        for pid in tree_of(own).into_iter().skip(1) {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
-        match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL)) {
-            Ok(WaitStatus::StillAlive) => std::thread::sleep(LOOK),
-            Err(Errno::ECHILD) => return,
-            _ => {}
-        }
-    }
-    let left = tree_of(own).len() - 1;
-    if left > 0 {
-        eprintln!("pagelift: note: {left} processes that the servers or the load have started cannot be ended");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::signal::{Signal, kill};
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    /// Time limit of a wait that usually takes milliseconds.
+    const LONG: Duration = Duration::from_secs(20);
+    /// The interval for checks.
+    const LOOK: Duration = Duration::from_millis(10);
 
     #[test]
     fn a_tree_holds_children_of_children_and_their_time() {
@@ -123,7 +100,7 @@ mod tests {
         let root = shell.id() as i32;
         let all = tree_of(root);
         // The loop is a copy of the shell, and so is each sleep until it has been executed.
-        let until = Instant::now() + TO_END;
+        let until = Instant::now() + LONG;
         let mut same = of_one_program(root);
         while same.len() != 2 && Instant::now() < until {
             std::thread::sleep(LOOK);

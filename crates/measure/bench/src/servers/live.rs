@@ -54,7 +54,8 @@ struct Started {
 }
 
 impl Live {
-    /// Starts a server, waits until it is ready, and loads it. This process must have no other children.
+    /// Starts a server, waits until it is ready, and loads it. Children of this process that exist before live on; no
+    /// others may run when this is dropped.
     ///
     /// # Errors
     /// [`ExperimentError`], which names the failed step.

@@ -23,6 +23,7 @@ use crate::toggle::latencies_of_all;
 use crate::tree;
 use crate::walks::{Meter, WalkTally};
 use crate::whole_runs::lift_in;
+use descendants::Earlier;
 use load::{Broken, Burst, OpenLoad, end_of, last_words, run as run_shell};
 use measure::latency::Latency;
 use measure::record::{Counters, Ended, Event, Header, Lift, Observation, Record, TimedBlock};
@@ -65,7 +66,7 @@ pub struct Servers<'a> {
 }
 
 /// Runs blocks until an end is reached, and ends all servers. A failure also ends it: the measurements so far are kept.
-/// This process must have no other children.
+/// Children of this process that exist before live on; no others may run at the end.
 ///
 /// # Errors
 /// [`ExperimentError`] if nothing can be prepared, or the record cannot be written.
@@ -114,19 +115,27 @@ pub fn run(
 }
 
 /// Makes this process the parent of its descendants' orphans, so that no process is left running.
-struct Reaper;
+struct Reaper {
+    /// The processes that it does not end.
+    earlier: Earlier,
+}
 
 impl Reaper {
+    /// Time that killed processes may take to end.
+    const TO_END: Duration = Duration::from_secs(20);
+
     fn begin() -> Result<Self, ExperimentError> {
         let set = nix::sys::prctl::set_child_subreaper(true);
         set.map_err(|error| ExperimentError::Switch(format!("this process cannot become a subreaper: {error}")))?;
-        Ok(Self)
+        Ok(Self { earlier: Earlier::now() })
     }
 }
 
 impl Drop for Reaper {
     fn drop(&mut self) {
-        tree::end_all();
+        if let Err(left) = self.earlier.end_later(Self::TO_END) {
+            eprintln!("pagelift: note: {left} processes that the servers or the load have started cannot be ended");
+        }
         let _ = nix::sys::prctl::set_child_subreaper(false);
     }
 }
