@@ -3,9 +3,8 @@
 use super::ServerPlace;
 use super::load::{Broken, Reading, end_of, last_words};
 use crate::conduct::{Conduct, INTERRUPTION};
-use crate::tree::{tree_of, used_by};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use crate::tree::used_by;
+use descendants::{StartedProcess, of_group, with_descendants};
 use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -28,6 +27,8 @@ pub(super) struct Server {
     /// Its output.
     log: File,
     has_ended: bool,
+    /// The processes that are known to belong to it.
+    processes: Vec<StartedProcess>,
 }
 
 impl Server {
@@ -40,7 +41,8 @@ impl Server {
         let (out, error) = (log.try_clone().map_err(failed)?, log.try_clone().map_err(failed)?);
         command.stdin(Stdio::null()).stdout(out).stderr(error).process_group(0);
         let child = command.spawn().map_err(failed)?;
-        Ok(Self { name: name.to_owned(), place, child, log, has_ended: false })
+        let processes = StartedProcess::of(child.id() as i32).into_iter().collect();
+        Ok(Self { name: name.to_owned(), place, child, log, has_ended: false, processes })
     }
 
     pub(super) fn pid(&self) -> i32 {
@@ -57,7 +59,10 @@ impl Server {
         let until = Instant::now() + TO_BE_READY;
         loop {
             self.check()?;
-            let Err(why) = is_ready(&self.place, until) else { return Ok(()) };
+            let Err(why) = is_ready(&self.place, until) else {
+                self.processes = with_descendants(&self.processes);
+                return Ok(());
+            };
             if !conduct.wait(LOOK) {
                 return Err(Broken::Interrupted);
             }
@@ -113,28 +118,70 @@ impl Server {
         end_of(&self.log).map_or_else(|error| error.to_string(), |text| last_words(&text))
     }
 
-    /// Ends it as a service manager does: SIGTERM, and SIGKILL for the remaining processes.
+    /// Ends it as a service manager does: SIGTERM to all its processes, and SIGKILL to those that remain. Its first
+    /// process may be a wrapper that has ended before the others.
     pub(super) fn end(&mut self) {
-        let tree = tree_of(self.pid());
-        if !self.has_ended {
-            let _ = kill(Pid::from_raw(self.pid()), Signal::SIGTERM);
-            let until = Instant::now() + TO_END;
-            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
-                std::thread::sleep(LOOK);
-            }
-            if matches!(self.child.try_wait(), Ok(None)) {
-                for pid in tree {
-                    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-                }
-                let _ = self.child.wait();
-            }
-            self.has_ended = true;
-        }
+        let known = [std::mem::take(&mut self.processes), of_group(self.pid())].concat();
+        descendants::end(&with_descendants(&known), TO_END);
+        let _ = self.child.wait();
+        self.has_ended = true;
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Time limit of a wait that usually takes milliseconds.
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn until(mut condition: impl FnMut() -> bool) {
+        let limit = Instant::now() + LONG;
+        while !condition() {
+            assert!(Instant::now() < limit);
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// A server of a shell script that writes the PID of a process to the file `$0`, and this process.
+    fn server(script: &str) -> (Server, StartedProcess) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(&file);
+        let place = ServerPlace { port: 0, folder: folder.path().to_owned() };
+        let server = Server::start("plain", command, place).unwrap();
+        let mut text = String::new();
+        until(|| {
+            text = fs::read_to_string(&file).unwrap_or_default();
+            text.ends_with('\n')
+        });
+        (server, StartedProcess::of(text.trim().parse().unwrap()).unwrap())
+    }
+
+    #[test]
+    fn a_server_under_a_wrapper_ends() {
+        let (mut server, real) = server("sh -c 'echo $$ > $0; exec sleep 1000' $0; true");
+        assert!(real.runs() && real.pid() != server.pid());
+        server.end();
+        assert!(!real.runs());
+    }
+
+    #[test]
+    fn a_server_whose_wrapper_has_ended_ends() {
+        // Orphans become children of this process, as during an experiment.
+        nix::sys::prctl::set_child_subreaper(true).unwrap();
+        let (mut server, real) = server("sh -c 'echo $$ > $0; exec sleep 1000' $0 &");
+        until(|| server.check().is_err());
+        assert!(real.runs());
+        drop(server);
+        assert!(!real.runs());
     }
 }
