@@ -14,12 +14,12 @@ use crate::record::Recorder;
 use crate::retry::pauses;
 use crate::toggle::counters_of_all;
 use crate::walks::WalkTally;
+use descendants::{StartedProcess, with_descendants};
 use linux::bounded::LIFT_REPORT;
 use measure::record::{Counters, Ended, Event, Header, Lift, Observation, Record, TimedBlock};
 use measure::toggle::{Block, Blocks, Measured, WINDOWS, Window};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::signal::{Signal, kill};
 use options::program_names;
 use process_view::{ProcessFiles, tree_of};
 use std::fs::File;
@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const SHORT: Duration = Duration::from_millis(100);
 /// Runs of one kind that are observed until one observation succeeds.
 const LOOKS: usize = 3;
-/// The time that a run has to end after the request.
+/// The time that the processes of a run have to end after the request.
 const TO_END: Duration = Duration::from_secs(3);
 
 /// Makes a command: of an arm, or of a plain run for `None`. A lifted run writes its report to the path, if there is
@@ -385,7 +385,8 @@ struct End {
 /// Waits in a thread, so that the end is seen at once and an interruption, too.
 fn wait(child: &mut Child, conduct: &Conduct<'_>, mut looker: Option<&mut Looker<'_>>) -> Result<End, Ended> {
     let number = child.id() as i32;
-    let pid = nix::unistd::Pid::from_raw(number);
+    // The thread below reaps it, so that its number can become another process's.
+    let root = StartedProcess::of(number);
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -400,13 +401,8 @@ fn wait(child: &mut Child, conduct: &Conduct<'_>, mut looker: Option<&mut Looker
                 Ok((Err(error), _)) => return Err(Ended::Failed(error.to_string())),
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Err(Ended::Interrupted),
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) if conduct.is_interrupted() => {
-                    // The thread above reaps it, so that its number cannot be another process's yet.
-                    let _ = kill(pid, Signal::SIGTERM);
-                    if receiver.recv_timeout(TO_END).is_err() {
-                        // It ignores that.
-                        let _ = kill(pid, Signal::SIGKILL);
-                        let _ = receiver.recv();
-                    }
+                    descendants::end(&with_descendants(root.as_slice()), TO_END);
+                    let _ = receiver.recv();
                     return Err(Ended::Interrupted);
                 }
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
@@ -546,6 +542,38 @@ mod tests {
         let (record, _) = run_with_failures(usize::MAX);
         assert_eq!(record.lifted_nothing(0).as_deref(), Some(REASON));
         assert!(record.timed_blocks().all(|block| block.retried.is_none()));
+    }
+
+    #[test]
+    fn an_interruption_ends_the_descendants_of_a_run() {
+        let header =
+            Header::new(Design::Runs, "sh".to_owned(), vec!["arm".to_owned()], "runs".to_owned(), Per::Second, 1);
+        let interrupted = AtomicBool::new(false);
+        let limits = Limits { time: Duration::from_secs(100), resolution: None, interrupted: &interrupted };
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        let mut command = |_: Option<usize>, _: Option<&Path>| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "sh -c 'echo $$ > $0; exec sleep 1000' $0; true"]).arg(&file);
+            command
+        };
+        let (record, sleep) = std::thread::scope(|scope| {
+            let sleep = scope.spawn(|| {
+                let until = Instant::now() + Duration::from_secs(60);
+                let mut text = String::new();
+                while !text.ends_with('\n') && Instant::now() < until {
+                    std::thread::sleep(LOOK);
+                    text = std::fs::read_to_string(&file).unwrap_or_default();
+                }
+                let sleep = text.trim().parse().ok().and_then(StartedProcess::of);
+                interrupted.store(true, Ordering::Relaxed);
+                sleep
+            });
+            let record = run(&mut command, Observed::default(), header, limits, None, &mut |_| ()).unwrap();
+            (record, sleep.join().unwrap().expect("the run has not started its child within 60 s"))
+        });
+        assert_eq!(record.ended(), Some(&Ended::Interrupted));
+        assert!(!sleep.runs());
     }
 
     #[test]

@@ -2,10 +2,9 @@
 
 use crate::error::PLUGIN;
 use crate::{EstimateError, Request};
+use descendants::{StartedProcess, kill_with_descendants, with_descendants};
 use linux::search_path::find_program;
 use nix::sys::personality::{self, Persona};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
@@ -20,7 +19,7 @@ const VERSION_VARIABLE: &str = "PAGELIFT_QEMU_PLUGIN_VERSION";
 
 /// Interval between checks that a wait still makes sense.
 const LOOK: Duration = Duration::from_millis(50);
-/// The time that the program has to end by SIGTERM.
+/// The time that the program and its descendants have to end by SIGTERM.
 const TO_END: Duration = Duration::from_secs(10);
 
 /// QEMU's user mode for this architecture.
@@ -166,28 +165,26 @@ impl Traced {
     }
 
     fn ended(&mut self) -> io::Result<std::process::ExitStatus> {
+        let processes = self.processes();
         let begun = Instant::now();
-        let mut told = false;
-        while begun.elapsed() < TO_END {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
-            // It may be at its end anyway.
-            if !told && begun.elapsed() >= LOOK {
-                kill(Pid::from_raw(self.pid()), Signal::SIGTERM)?;
-                told = true;
-            }
+        // It may be at its end anyway.
+        while self.child.try_wait()?.is_none() && begun.elapsed() < LOOK {
             std::thread::sleep(LOOK / 10);
         }
-        self.child.kill()?;
+        descendants::end(&processes, TO_END);
         self.child.wait()
+    }
+
+    /// The program and its descendants. Each process that the program forks runs under QEMU, too.
+    fn processes(&self) -> Vec<StartedProcess> {
+        with_descendants(StartedProcess::of(self.pid()).as_slice())
     }
 }
 
 impl Drop for Traced {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            let _ = self.child.kill();
+            kill_with_descendants(&self.processes());
             let _ = self.child.wait();
         }
     }
@@ -196,6 +193,38 @@ impl Drop for Traced {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A shell in place of QEMU that has a child, and this child.
+    fn traced() -> (Traced, StartedProcess) {
+        let folder = tempfile::tempdir().unwrap();
+        let child = Command::new("sh").args(["-c", "sleep 1000; true"]).spawn().unwrap();
+        let traced = Traced { child, stream: None, _folder: folder };
+        let until = Instant::now() + Duration::from_secs(60);
+        while traced.processes().len() < 2 {
+            assert!(Instant::now() < until, "the shell has no child after 60 s");
+            std::thread::sleep(LOOK);
+        }
+        let sleep = traced.processes()[1];
+        (traced, sleep)
+    }
+
+    #[test]
+    fn the_end_of_a_program_ends_its_descendants() {
+        let (program, child) = traced();
+        assert!(program.end().contains("SIGTERM"));
+        assert!(!child.runs());
+    }
+
+    #[test]
+    fn a_program_that_is_dropped_leaves_no_descendants() {
+        let (program, child) = traced();
+        drop(program);
+        let until = Instant::now() + Duration::from_secs(60);
+        while child.runs() {
+            assert!(Instant::now() < until, "the child of the program still runs after 60 s");
+            std::thread::sleep(LOOK);
+        }
+    }
 
     #[test]
     fn the_interface_follows_the_version() {
