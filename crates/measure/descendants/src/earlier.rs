@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Earlier {
     processes: BTreeSet<StartedProcess>,
-    /// Process groups of the earlier processes. A later orphan in one of these groups is a descendant of an earlier process.
+    /// Process groups of the earlier processes. A later orphan in such a group is a descendant of an earlier process.
     groups: BTreeSet<i32>,
 }
 

@@ -24,7 +24,7 @@ pub fn forks(of: Identity, file: ExecutedFile) -> Vec<Identity> {
     forks_among(&relatives.collect::<Vec<_>>(), of, file)
 }
 
-/// The processes with a stack that began at one of these addresses.
+/// The processes whose stack began at an address in `stacks`.
 pub fn with_stacks(stacks: &BTreeSet<u64>) -> Vec<(Identity, ExecutedFile)> {
     let Ok(sampler) = Sampler::now() else { return Vec::new() };
     let has_one = |pid: &i32| start_stack(*pid).is_some_and(|stack| stacks.contains(&stack));

@@ -76,8 +76,8 @@ fn stolen() -> Option<f64> {
     Some(stolen_ticks(&fs::read_to_string("/proc/stat").ok()?)? / ticks)
 }
 
-/// `steal` of the first line of proc_stat(5), which sums all CPUs that are online, for each of them: this process may be
-/// bound to fewer.
+/// The mean `steal` of the CPUs that are online. The first line of proc_stat(5) has their sum, and this process may be bound to
+/// fewer CPUs.
 fn stolen_ticks(stat: &str) -> Option<f64> {
     let mut lines = stat.lines();
     let all: u64 = lines.next()?.strip_prefix("cpu ")?.split_ascii_whitespace().nth(7)?.parse().ok()?;
