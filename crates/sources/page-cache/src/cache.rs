@@ -59,6 +59,8 @@ pub(crate) trait PageCache {
     fn holders(&self, blocks: &Range<u64>) -> Result<Holders, Error>;
     /// True if memory is free in pieces of a huge page, and if that is unknown.
     fn has_free_huge_pages(&self) -> bool;
+    /// Waits for pages in use.
+    fn pause(&self, time: Duration);
     /// Time since the preparation began.
     fn elapsed(&self) -> Duration;
 }
@@ -202,6 +204,10 @@ impl PageCache for KernelCache<'_> {
     fn has_free_huge_pages(&self) -> bool {
         let order = (self.huge.bytes() / base_page().bytes()).trailing_zeros() as usize;
         fs::read_to_string("/proc/buddyinfo").map_or(true, |text| has_free_pieces(&text, order))
+    }
+
+    fn pause(&self, time: Duration) {
+        std::thread::sleep(time);
     }
 
     fn elapsed(&self) -> Duration {

@@ -12,7 +12,11 @@ use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
+/// The pauses after attempts to collapse blocks with pages in use.
+const PAUSES: [Duration; 4] =
+    [Duration::from_millis(1), Duration::from_millis(4), Duration::from_millis(16), Duration::ZERO];
 /// Number of times that a block is evicted and read again.
 const PASSES: usize = 3;
 /// Number of blocks that are evicted in part before the rest is left alone, if this user cannot see who maps them.
@@ -35,6 +39,8 @@ pub(crate) struct Making<'a, C: PageCache> {
     pub now: Looked<C::Hold>,
     /// Blocks that were collapsed.
     pub collapsed: BTreeSet<u64>,
+    /// Blocks whose pages were in use at each attempt to collapse them.
+    in_use: BTreeSet<u64>,
     /// Blocks that were evicted and read again.
     pub created: BTreeSet<u64>,
     /// Number of evictions.
@@ -67,7 +73,7 @@ impl<'a, C: PageCache> Making<'a, C> {
     ) -> Result<Self, Error> {
         let now = cache.look(&blocks)?;
         let (left_out, sparse, collapsed, created) = (Vec::new(), BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        let (evictions, holders, in_vain) = (0, None, BTreeSet::new());
+        let (evictions, holders, in_vain, in_use) = (0, None, BTreeSet::new(), BTreeSet::new());
         Ok(Self {
             cache,
             path,
@@ -79,6 +85,7 @@ impl<'a, C: PageCache> Making<'a, C> {
             sparse,
             now,
             collapsed,
+            in_use,
             created,
             evictions,
             holders,
@@ -188,36 +195,17 @@ impl<'a, C: PageCache> Making<'a, C> {
         }
     }
 
-    /// Collapses in place if the kernel can.
+    /// Collapses in place if the kernel can. Blocks with pages that are in use are tried again.
     fn collapse(&mut self) -> Result<Collapse, Error> {
-        let (mut outcome, mut mappings) = (Collapse::Tried, Vec::new());
-        // Their pages become the caller's.
-        let most = if self.cache.can_be_evicted()? { u64::MAX } else { (self.budget.bytes)() };
-        'runs: for run in runs(&self.wanted()) {
-            mappings.push(self.cache.map_to_collapse(&run)?);
-            let Some(mapping) = mappings.last() else { break };
-            for block in run {
-                let used = self.bytes(self.collapsed.len() + 1);
-                let too_many = (used > most).then_some(Limit::Bytes(most));
-                if let Some(limit) = self.time_is_up().or(too_many) {
-                    outcome = Collapse::Limit(limit);
-                    break 'runs;
-                }
-                // Others may have made holes since.
-                if !self.cache.may_be_filled(block)? {
-                    self.sparse.insert(block);
-                    continue;
-                }
-                match self.cache.collapse(mapping, block) {
-                    Ok(()) => drop(self.collapsed.insert(block)),
-                    // This kernel or file system does not.
-                    Err(error @ (Errno::EINVAL | Errno::ENOSYS | Errno::EPERM)) => {
-                        outcome = Collapse::Refused(error);
-                        break 'runs;
-                    }
-                    Err(_) => {}
-                }
+        let (mut outcome, mut mappings, mut blocks) = (Collapse::Tried, Vec::new(), self.wanted());
+        for pause in PAUSES {
+            self.in_use.clear();
+            outcome = self.collapse_once(&blocks, &mut mappings)?;
+            if self.in_use.is_empty() || !matches!(outcome, Collapse::Tried) {
+                break;
             }
+            self.cache.pause(pause);
+            blocks = self.in_use.iter().copied().collect();
         }
         // A block that was collapsed is read back with the others.
         if !self.collapsed.is_empty() {
@@ -226,6 +214,39 @@ impl<'a, C: PageCache> Making<'a, C> {
         // The mappings kept the collapsed blocks mapped until they were read back.
         drop(mappings);
         Ok(outcome)
+    }
+
+    /// Tries these blocks once. The kernel answers EAGAIN for pages that are being read or written, or that another CPU is
+    /// about to put on its lists (`madvise_collapse_errno`).
+    fn collapse_once(&mut self, blocks: &[u64], mappings: &mut Vec<C::Mapping>) -> Result<Collapse, Error> {
+        // Their pages become the caller's.
+        let most = if self.cache.can_be_evicted()? { u64::MAX } else { (self.budget.bytes)() };
+        for run in runs(blocks) {
+            mappings.push(self.cache.map_to_collapse(&run)?);
+            let Some(mapping) = mappings.last() else { break };
+            for block in run {
+                let used = self.bytes(self.collapsed.len() + 1);
+                let too_many = (used > most).then_some(Limit::Bytes(most));
+                if let Some(limit) = self.time_is_up().or(too_many) {
+                    return Ok(Collapse::Limit(limit));
+                }
+                // Others may have made holes since.
+                if !self.cache.may_be_filled(block)? {
+                    self.sparse.insert(block);
+                    continue;
+                }
+                match self.cache.collapse(mapping, block) {
+                    Ok(()) => drop(self.collapsed.insert(block)),
+                    Err(Errno::EAGAIN) => drop(self.in_use.insert(block)),
+                    // This kernel or file system does not, unless it has collapsed others.
+                    Err(error @ (Errno::EINVAL | Errno::ENOSYS | Errno::EPERM)) if self.collapsed.is_empty() => {
+                        return Ok(Collapse::Refused(error));
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        Ok(Collapse::Tried)
     }
 
     /// Changed pages cannot be evicted. Writing them back may take long, so it is done only on request.
@@ -364,6 +385,10 @@ impl<'a, C: PageCache> Making<'a, C> {
         let held: Vec<&Vec<(i32, String)>> = small.iter().filter_map(|block| by_block.get(block)).collect();
         if !held.is_empty() {
             let blocks = held.len() as u64;
+            // The kernel collapses mapped blocks, too, once their pages are no longer in use.
+            if small.iter().all(|block| self.in_use.contains(block)) {
+                return Ok(Refusal::InUse { blocks, path });
+            }
             let processes: BTreeSet<(i32, String)> = held.into_iter().flatten().cloned().collect();
             return Ok(Refusal::Mapped { processes: processes.into_iter().collect(), blocks, unseen, path });
         }

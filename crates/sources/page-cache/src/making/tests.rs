@@ -72,6 +72,8 @@ struct Simulated {
     /// Reclaim takes pages that this process maps, too.
     takes_mapped: bool,
     collapses: bool,
+    /// Number of attempts to collapse a block that fail since its pages are in use.
+    in_use: Cell<u32>,
     fragmented: bool,
     /// Blocks that are mostly holes.
     sparse: RefCell<Vec<u64>>,
@@ -168,6 +170,10 @@ impl PageCache for &Simulated {
             return Err(Errno::EINVAL);
         }
         if self.fragmented {
+            return Err(Errno::ENOMEM);
+        }
+        if self.in_use.get() > 0 {
+            self.in_use.set(self.in_use.get() - 1);
             return Err(Errno::EAGAIN);
         }
         self.change(block, |block| block.lies = Lies::Huge);
@@ -252,6 +258,10 @@ impl PageCache for &Simulated {
 
     fn has_free_huge_pages(&self) -> bool {
         !self.fragmented
+    }
+
+    fn pause(&self, time: Duration) {
+        self.elapsed.set(self.elapsed.get() + time);
     }
 
     fn elapsed(&self) -> Duration {
@@ -371,6 +381,22 @@ fn what_collapses_is_never_evicted() {
     work.effort = Effort::InPlace;
     assert!(matches!(work.make().unwrap(), Some(Refusal::NotAsked { huge, .. }) if huge == 2 * HUGE));
     assert_eq!((cache.evictions(), cache.lies()), (0, MIXED.to_vec()));
+}
+
+/// A running program maps them, so that they could not be evicted.
+#[test]
+fn blocks_with_pages_in_use_are_collapsed_later() {
+    for (times, huge) in [(1, 6), (3, 6), (8, 6), (u32::MAX, 2)] {
+        let in_use = Cell::new(times);
+        let cache = Simulated { collapses: true, in_use, ..Simulated::of(&MIXED) }.held(&[0, 1, 2, 3, 4, 5]);
+        let mut work = making(&cache, Budget::UNLIMITED).unwrap();
+        let refusal = work.make().unwrap();
+        let is_as_due = match &refusal {
+            None => huge == 6,
+            Some(refusal) => huge < 6 && matches!(refusal, Refusal::InUse { blocks: 4, .. }),
+        };
+        assert!(work.now.blocks.len() == huge && is_as_due, "{times} times: {refusal:?}");
+    }
 }
 
 /// The forecast equals the later result, with the same reason for the rest, and until then nothing is changed.
