@@ -82,13 +82,14 @@ struct Line<'a> {
     words: Vec<&'a str>,
 }
 
-/// Lines are `START POLICY WORDS...`; the policy may have a blank in it: `weighted interleave:0-1`.
+/// Lines are `START POLICY WORDS...`; the policy may have a blank in it: `weighted interleave:0-1`. The path of a file may
+/// have colons in it.
 fn lines(maps: &str) -> impl Iterator<Item = Line<'_>> {
     maps.lines().filter_map(|line| {
         let (start, rest) = line.split_once(' ')?;
         let start = Address(u64::from_str_radix(start, 16).ok()?);
-        let is_word =
-            |word: &str| word.contains('=') && !word.contains(':') || ["heap", "stack", "huge"].contains(&word);
+        let is_named = |word: &str| ["heap", "stack", "huge"].contains(&word) || word.starts_with("file=");
+        let is_word = |word: &str| is_named(word) || word.contains('=') && !word.contains(':');
         let end = rest.split(' ').take_while(|word| !is_word(word)).map(|word| word.len() + 1).sum::<usize>();
         let policy = rest.get(..end.saturating_sub(1)).unwrap_or(rest).trim();
         Some(Line { start, policy, words: rest.get(end.min(rest.len())..)?.split_whitespace().collect() })
@@ -188,7 +189,7 @@ mod tests {
     use alloc::string::ToString;
 
     const MAPS: &str = "\
-55d0c0a00000 bind:1 file=/usr/bin/a\\040b anon=512 dirty=512 N1=512 kernelpagesize_kB=4
+55d0c0a00000 bind:1 file=/usr/bin/a\\040b:c anon=512 dirty=512 N1=512 kernelpagesize_kB=4
 55d0c0c00000 bind:1 huge anon=3 dirty=3 N0=1 N1=2 kernelpagesize_kB=2048
 7f0000000000 weighted interleave:0-1 anon=1 dirty=1 N0=1 kernelpagesize_kB=4
 7ffd00000000 bind:1 stack anon=3 dirty=3 N1=3 kernelpagesize_kB=4
