@@ -99,7 +99,7 @@ impl Fix {
 
     /// The commands as a user of this kind types them.
     pub fn typed(&self, is_root: bool) -> Vec<String> {
-        let prefix = |command: &String| match (self.as_root && !is_root, command.contains(['>', '|', '\''])) {
+        let prefix = |command: &String| match (self.as_root && !is_root, command.contains(['>', '|', '\'', '$'])) {
             (false, _) => command.clone(),
             (true, false) => format!("sudo {command}"),
             (true, true) => format!("sudo sh -c {}", quoted(command)),

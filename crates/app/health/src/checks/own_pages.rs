@@ -119,7 +119,11 @@ fn would_fall_back(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: 
     let available = usual_pool(facts).map_or(0, |pool| pool.available);
     let from = format!("{} ({})", own.setting, own.source);
     if let Some(command) = &own.command {
-        let reserve = format!("pagelift pool reserve {}:$({command})", short(size));
+        let as_owner = match &own.owned {
+            Some(directory) => format!("runuser -u \"$(stat -c %U {directory})\" -- "),
+            None => String::new(),
+        };
+        let reserve = format!("pagelift pool reserve {}:$({as_owner}{command})", short(size));
         return match (own.request, available) {
             // Only a note: PostgreSQL's default (huge_pages=try) uses base pages if the pool is empty.
             (Request::IfPossible, 0) => found(

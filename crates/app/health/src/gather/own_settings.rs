@@ -77,7 +77,14 @@ pub fn of_java<'a>(words: impl Iterator<Item = &'a str> + Clone) -> Option<OwnPa
     let most = words.filter_map(|word| byte_count(word.strip_prefix("-Xmx")?)).last();
     let buffers = most.map(|bytes| Buffer::one("-Xmx", bytes)).into_iter().collect();
     let source = "its command line or environment".to_owned();
-    Some(OwnPages { request: Request::IfPossible, setting: setting.to_owned(), source, buffers, command: None })
+    Some(OwnPages {
+        request: Request::IfPossible,
+        setting: setting.to_owned(),
+        source,
+        buffers,
+        command: None,
+        owned: None,
+    })
 }
 
 fn of_mysql(command: &[String], files: &impl Files, observed: Observed) -> OwnPages {
@@ -116,7 +123,7 @@ fn of_mysql(command: &[String], files: &impl Files, observed: Observed) -> OwnPa
         Some(Setting { place, .. }) => (Request::Off, place.clone()),
         None => (Request::Off, USUAL.to_owned()),
     };
-    OwnPages { request, setting: "large_pages=ON".to_owned(), source, buffers, command: None }
+    OwnPages { request, setting: "large_pages=ON".to_owned(), source, buffers, command: None, owned: None }
 }
 
 fn is_in_one_piece(release: Release) -> bool {
@@ -228,12 +235,11 @@ fn of_postgres(command: &[String], files: &impl Files, observed: Observed) -> Ow
         bytes => vec![Buffer::one("shared memory", bytes)],
     };
     let prints = data.filter(|_| !observed.runs && buffers.is_empty());
-    let command = prints.map(|data| {
-        let program = command.first().map_or("postgres", String::as_str);
-        format!("{} -D {} -C shared_memory_size_in_huge_pages", quoted(program), quoted(data))
-    });
+    let owned = prints.map(quoted);
+    let program = quoted(command.first().map_or("postgres", String::as_str));
+    let command = owned.as_ref().map(|data| format!("{program} -D {data} -C shared_memory_size_in_huge_pages"));
     let setting = if request == Request::Required { "huge_pages = on" } else { "huge_pages = try" }.to_owned();
-    OwnPages { request, setting, source, buffers, command }
+    OwnPages { request, setting, source, buffers, command, owned }
 }
 
 fn after(words: &[String], option: &str) -> Option<String> {
@@ -393,7 +399,8 @@ mod tests {
         let started = started.unwrap();
         assert_eq!((started.request, started.source.as_str()), (Request::Off, "its command line"));
         let command = "postgres -D /d -C shared_memory_size_in_huge_pages";
-        assert_eq!((pages(&started), started.command.as_deref()), (0, Some(command)));
+        let found = (pages(&started), started.command.as_deref(), started.owned.as_deref());
+        assert_eq!(found, (0, Some(command), Some("/d")));
         let unknown = own_pages(Known::Postgres, &words("postgres -D/e"), &files, Observed::default()).unwrap();
         assert_eq!((unknown.request, unknown.source.as_str()), (Request::IfPossible, "its default"));
         assert_eq!(own_pages(Known::Other, &words("x"), &files, Observed::default()), None);
