@@ -5,7 +5,7 @@ use crate::output::Output;
 use crate::say;
 use crate::text::probe::text;
 use address_space::parse_bytes;
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use clap::Args;
 use linux::pages::base_page;
 use std::time::Duration;
@@ -66,19 +66,35 @@ pub fn reach(probe: &Probe) -> Reach {
 /// The smallest footprint that shows anything.
 const SMALLEST: u64 = 16 << 20;
 
+/// Bytes that measuring takes beside twice the footprint.
+const BESIDE_FOOTPRINT: u64 = 256 << 20;
+
+/// The reason why this footprint, in bytes, cannot be measured with this much memory available.
+fn lack(memory: u64, available: u64) -> Option<String> {
+    let needed = |memory: u64| memory.saturating_mul(2).saturating_add(BESIDE_FOOTPRINT);
+    if needed(memory) <= available {
+        return None;
+    }
+    let found = format!(
+        "--memory {} MiB takes {} MiB for the time, and {} MiB are available; fix: ",
+        memory >> 20,
+        needed(memory) >> 20,
+        available >> 20
+    );
+    let most = available.saturating_sub(BESIDE_FOOTPRINT) / 2;
+    Some(match most >= SMALLEST {
+        true => format!("{found}--memory {}M", most >> 20),
+        false => format!("{found}free memory; needed: {} MiB or more", needed(SMALLEST) >> 20),
+    })
+}
+
 /// Measures and prints.
 pub fn run(args: &ProbeArgs) -> anyhow::Result<()> {
     ensure!(args.memory >= SMALLEST, "--memory is {} MiB; needed: 16M or more", args.memory >> 20);
     let available = machine_facts::machine_facts(std::process::id() as i32).memory_available;
-    let needed = args.memory.saturating_mul(2).saturating_add(256 << 20);
-    ensure!(
-        needed <= available,
-        "--memory {} MiB takes {} MiB for the time, and {} MiB are available; fix: --memory {}M",
-        args.memory >> 20,
-        needed >> 20,
-        available >> 20,
-        ((available / 4) >> 20).max(16)
-    );
+    if let Some(why) = lack(args.memory, available) {
+        bail!("{why}");
+    }
     let memory = args.memory.next_multiple_of(base_page().bytes());
     let options = Options { time: args.time, most: Duration::MAX, memory };
     let probe = probe(&options);
@@ -88,4 +104,22 @@ pub fn run(args: &ProbeArgs) -> anyhow::Result<()> {
         say!("pagelift: note: the costs of a lift are not kept: {error}");
     }
     Output::Standard.print_either(args.json, &probe, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_named_footprint_can_be_measured() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(lack(64 * MIB, 384 * MIB), None);
+        for available in [288, 300, 400, 700].map(|count| count * MIB) {
+            let said = lack(512 * MIB, available).unwrap();
+            let named = said.split("fix: --memory ").nth(1).unwrap().trim_end_matches('M');
+            assert_eq!(lack(named.parse::<u64>().unwrap() * MIB, available), None, "{said}");
+        }
+        let said = lack(512 * MIB, 287 * MIB).unwrap();
+        assert!(said.ends_with("needed: 288 MiB or more"), "{said}");
+    }
 }
