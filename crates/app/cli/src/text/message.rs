@@ -158,12 +158,29 @@ fn open(pid: i32) -> Option<File> {
     linux::descriptors::duplicate_of(pid, libc::STDERR_FILENO).ok().or_else(|| open_as_process(pid))
 }
 
+/// Writes as many pieces as there is room for. A pipe that can be written to takes a whole piece of PIPE_BUF bytes (poll(2),
+/// pipe(7)), but no more.
 fn write_to(mut stderr: File, text: &str) {
-    let mut poll = [nix::poll::PollFd::new(stderr.as_fd(), nix::poll::PollFlags::POLLOUT)];
-    if matches!(nix::poll::poll(&mut poll, nix::poll::PollTimeout::ZERO), Ok(ready) if ready > 0) {
-        let text = width::folded(&printable_lines(text), width::of(&stderr));
-        let _ = stderr.write_all(text.as_bytes());
+    let text = width::folded(&printable_lines(text), width::of(&stderr));
+    for piece in pieces(&text, libc::PIPE_BUF) {
+        let mut poll = [nix::poll::PollFd::new(stderr.as_fd(), nix::poll::PollFlags::POLLOUT)];
+        let has_room = matches!(nix::poll::poll(&mut poll, nix::poll::PollTimeout::ZERO), Ok(ready) if ready > 0);
+        if !has_room || stderr.write_all(piece).is_err() {
+            break;
+        }
     }
+}
+
+/// Parts of at most `most` bytes, of whole lines where these are not longer.
+fn pieces(text: &str, most: usize) -> impl Iterator<Item = &[u8]> {
+    let mut rest = text.as_bytes();
+    std::iter::from_fn(move || {
+        let fitting = &rest[..rest.len().min(most)];
+        let lines = fitting.iter().rposition(|&byte| byte == b'\n').map_or(fitting.len(), |end| end + 1);
+        let piece;
+        (piece, rest) = rest.split_at(if fitting.len() == rest.len() { rest.len() } else { lines });
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 #[cfg(test)]
@@ -200,6 +217,29 @@ mod tests {
         }
         Ok(())
     }
+
+    /// The reader may wait for the end of the program, which is stopped while its outcome is written.
+    #[test]
+    fn a_text_that_does_not_fit_is_cut_and_not_waited_for() -> std::io::Result<()> {
+        let (mut reader, writer) = std::io::pipe()?;
+        let text: String = (0..20_000).map(|number| format!("line {number}\n")).collect();
+        write_to(File::from(std::os::fd::OwnedFd::from(writer)), &text);
+        let mut read = String::new();
+        std::io::Read::read_to_string(&mut reader, &mut read)?;
+        assert!(read.len() > libc::PIPE_BUF && read.len() < text.len(), "{} bytes", read.len());
+        assert!(text.starts_with(&read) && read.ends_with('\n'));
+        Ok(())
+    }
+
+    #[test]
+    fn pieces_are_whole_lines_where_these_fit() {
+        let cut =
+            |text: &str| pieces(text, 6).map(|piece| String::from_utf8_lossy(piece).into_owned()).collect::<Vec<_>>();
+        assert_eq!(cut(""), [""; 0]);
+        assert_eq!(cut("ab\ncd\nef\n"), ["ab\ncd\n", "ef\n"]);
+        assert_eq!(cut("ab\nlonger than six"), ["ab\n", "longer", " than ", "six"]);
+    }
+
     #[test]
     fn later_words_go_to_no_file_that_the_program_has_opened_since() -> std::io::Result<()> {
         let folder = tempfile::tempdir()?;
