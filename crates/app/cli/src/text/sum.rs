@@ -4,6 +4,9 @@ use address_space::format_bytes;
 use session::LiftReport;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// PID and start time of a process: numbers are used again.
+type Started = (i32, Option<u64>);
+
 /// Outcomes of the processes that `--only` names.
 #[derive(Debug, Default)]
 pub struct Sum {
@@ -15,34 +18,47 @@ pub struct Sum {
     processes: u64,
     bytes: u64,
     postponed: u64,
-    not_lifted: u64,
-    /// Outcome of the first process that was not lifted.
-    first_not_lifted: Option<String>,
+    /// Processes that have not been lifted so far.
+    not_lifted: BTreeSet<Started>,
+    /// The first process that was not lifted, and its outcome.
+    first_not_lifted: Option<(Started, String)>,
     /// The sum was printed: outcomes are printed one by one from then on.
     is_over: bool,
 }
 
 impl Sum {
-    /// Adds an outcome. Returns true if its line is part of the sum, and not to be printed.
-    pub fn add(&mut self, report: &LiftReport) -> bool {
-        self.count(report.pid, &report.program, report.lift.covered_bytes, report.postponed.is_some(), || report.line())
+    /// Adds an outcome of a process that has `started` at this time, in clock ticks since boot. Returns true if its line is part of the sum, and not to be printed.
+    pub fn add(&mut self, report: &LiftReport, started: Option<u64>) -> bool {
+        let process = (report.pid, started);
+        self.count(process, &report.program, report.lift.covered_bytes, report.postponed.is_some(), || report.line())
     }
 
-    fn count(&mut self, pid: i32, name: &str, bytes: u64, postponed: bool, line: impl FnOnce() -> String) -> bool {
-        self.processes += 1;
+    fn count(
+        &mut self,
+        process: Started,
+        name: &str,
+        bytes: u64,
+        postponed: bool,
+        line: impl FnOnce() -> String,
+    ) -> bool {
+        // A front end that has nothing to lift executes the program in the same process, which counts once.
+        if !self.not_lifted.remove(&process) {
+            self.processes += 1;
+        }
+        self.first_not_lifted.take_if(|(first, _)| *first == process);
         self.bytes = self.bytes.saturating_add(bytes);
         self.postponed += u64::from(postponed);
         let is_lifted = bytes > 0 || postponed;
         if !is_lifted {
-            self.not_lifted += 1;
-            self.first_not_lifted.get_or_insert_with(line);
+            self.not_lifted.insert(process);
+            self.first_not_lifted.get_or_insert_with(|| (process, line()));
         }
         let before = self.names.insert(name.to_owned(), is_lifted);
         let is_first = before.is_none_or(|before| is_lifted && !before);
         self.names.entry(name.to_owned()).and_modify(|lifted| *lifted |= before == Some(true));
         let is_held = !is_first && !self.is_over;
         if is_held {
-            self.held.insert(pid);
+            self.held.insert(process.0);
         }
         is_held
     }
@@ -67,10 +83,10 @@ impl Sum {
         if self.postponed > 0 {
             line += &format!(", {} with more to lift after more CPU time", self.postponed);
         }
-        if self.not_lifted > 0 {
-            line += &format!(", {} not lifted", self.not_lifted);
+        if !self.not_lifted.is_empty() {
+            line += &format!(", {} not lifted", self.not_lifted.len());
         }
-        if let Some(first) = &self.first_not_lifted {
+        if let Some((_, first)) = &self.first_not_lifted {
             line += &format!(", the first: {}", first.strip_prefix("pagelift: ").unwrap_or(first));
         }
         Some(line + " (--each prints a line for each)")
@@ -88,7 +104,7 @@ mod tests {
         let mut pid = 100;
         let add = |&(name, bytes, postponed): &(&str, u64, bool)| {
             pid += 1;
-            sum.count(pid, name, bytes, postponed, || format!("pagelift: {name}[{pid}]: nothing lifted: small"))
+            sum.count((pid, None), name, bytes, postponed, || format!("pagelift: {name}[{pid}]: nothing lifted: small"))
         };
         let held = processes.iter().map(add).collect();
         (held, sum)
@@ -109,7 +125,7 @@ mod tests {
         let expected = "pagelift: as, cc1: 5 processes, 16.0 MiB on huge pages in all, 1 with more to lift after more CPU \
                         time, 2 not lifted, the first: as[102]: nothing lifted: small (--each prints a line for each)";
         assert_eq!(line, expected);
-        assert!(!sum.count(106, "cc1", MIB, false, String::new), "lines come back after the sum");
+        assert!(!sum.count((106, None), "cc1", MIB, false, String::new), "lines come back after the sum");
     }
 
     #[test]
@@ -117,6 +133,21 @@ mod tests {
         let (held, _) =
             sum(&[("rustc", 0, false), ("rustc", 8 * MIB, false), ("rustc", 0, false), ("rustc", MIB, false)]);
         assert_eq!(held, [false, false, true, true]);
+    }
+
+    #[test]
+    fn a_front_end_and_its_program_are_one_process() {
+        let mut sum = Sum::default();
+        for (process, bytes) in [(7, 0), (7, MIB), (8, 0), (8, MIB), (9, 0)].map(|(pid, bytes)| ((pid, Some(1)), bytes))
+        {
+            sum.count(process, "rustc", bytes, false, || format!("pagelift: rustc[{}]: nothing lifted", process.0));
+        }
+        sum.count((9, Some(2)), "rustc", MIB, false, String::new);
+        let line = sum.end(&["rustc".to_owned()]).unwrap();
+        assert!(
+            line.contains("rustc: 4 processes, 3.0 MiB") && line.contains("1 not lifted, the first: rustc[9]"),
+            "{line}"
+        );
     }
 
     #[test]
