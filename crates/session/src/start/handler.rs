@@ -6,6 +6,7 @@ use super::entry::{Entered, How, lift};
 use super::filling::Filling;
 use super::postponed::Debtor;
 use super::preparation::prepare;
+use super::privileges::lost_privileges;
 use super::tracers::{Tracers, may_trace_descendants_only};
 use super::{ENDED_BY_REQUIRE, Payment, StartEvent, StartOptions};
 use crate::facts::ReadAhead;
@@ -580,21 +581,4 @@ fn instead_of_entry(after: After) -> AfterExec {
         After::Release => AfterExec::LeaveAlone,
         After::Follow => AfterExec::Nothing,
     }
-}
-
-/// Returns the reason if a set-user-ID program has lost its privileges because an unprivileged process traced its exec
-/// (execve(2)).
-fn lost_privileges(pid: i32) -> Option<String> {
-    let process = ProcessFiles::of(pid);
-    let file = executed_metadata(&process)?;
-    let owner = (file.mode() & libc::S_ISUID != 0).then_some(file.uid())?;
-    let status = process.text("status").ok()?;
-    let effective: u32 =
-        status.lines().find_map(|l| l.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()?;
-    (effective != owner).then(|| {
-        format!(
-            "it is set-user-ID but runs without those rights, since an unprivileged tracer follows it; \
-             needed: root, or a start outside of `pagelift run --only` (uid {owner} wanted, {effective} found)"
-        )
-    })
 }

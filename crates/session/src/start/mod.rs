@@ -11,6 +11,7 @@ mod helper;
 mod postponed;
 mod preload;
 mod preparation;
+mod privileges;
 mod tracers;
 
 pub use crate::payment::Payment;
