@@ -18,6 +18,7 @@ mod pace;
 pub mod reason;
 mod rings;
 pub mod severity;
+mod sources;
 mod stackless;
 pub mod stacks;
 pub mod summary;
