@@ -3,10 +3,9 @@
 //! Measured in windows, and scaled to the time that each window represents. It includes the time of waiting for other CPUs.
 
 use crate::format::Field;
-use crate::rings::{Rings, Sampling, Selection};
+use crate::lives::Life;
+use crate::rings::{Rings, Sampling, Selection, now};
 use crate::tracepoints::{NoTracepoint, format_of};
-use nix::sys::time::TimeValLike;
-use nix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -34,12 +33,19 @@ pub(crate) struct Mark {
 /// Seconds in calls by process.
 #[derive(Debug, Default)]
 pub(crate) struct CallTimes {
-    seconds: HashMap<i32, f64>,
+    seconds: HashMap<Life, f64>,
 }
 
 impl CallTimes {
     /// Adds the marks of one window, in any order. The window from `begin` to `end` represents so much time.
-    pub fn add(&mut self, marks: &mut [Mark], (begin, end): (u64, u64), represented: Duration) {
+    /// `life` finds a process at a time.
+    pub fn add(
+        &mut self,
+        marks: &mut [Mark],
+        (begin, end): (u64, u64),
+        represented: Duration,
+        life: impl Fn(i32, u64) -> Life,
+    ) {
         let window = end.saturating_sub(begin);
         if window == 0 {
             return;
@@ -50,7 +56,7 @@ impl CallTimes {
         let mut threads: HashMap<i32, (i32, Option<u64>)> = HashMap::new();
         let mut add = |pid: i32, from: u64, to: u64| {
             let nanoseconds = to.min(end).saturating_sub(from.max(begin));
-            *self.seconds.entry(pid).or_default() += nanoseconds as f64 * scale;
+            *self.seconds.entry(life(pid, from)).or_default() += nanoseconds as f64 * scale;
         };
         for mark in marks.iter() {
             let before = threads.insert(mark.tid, (mark.pid, mark.is_begin.then_some(mark.time)));
@@ -70,8 +76,8 @@ impl CallTimes {
     }
 
     /// Seconds of one process.
-    pub fn of(&self, pid: i32) -> f64 {
-        self.seconds.get(&pid).copied().unwrap_or(0.0)
+    pub fn of(&self, life: Life) -> f64 {
+        self.seconds.get(&life).copied().unwrap_or(0.0)
     }
 }
 
@@ -107,7 +113,8 @@ impl CallRings {
     }
 
     /// Adds the last window, which represents so much time. Returns the rate of records, each second.
-    pub fn drain_into(&mut self, times: &mut CallTimes, represented: Duration) -> f64 {
+    /// `life` finds a process at a time.
+    pub fn drain_into(&mut self, times: &mut CallTimes, represented: Duration, life: impl Fn(i32, u64) -> Life) -> f64 {
         let lost = self.lost();
         let mut marks = Vec::new();
         for (is_begin, number, rings) in &mut self.rings {
@@ -118,7 +125,7 @@ impl CallRings {
                 }
             });
         }
-        times.add(&mut marks, self.window, represented);
+        times.add(&mut marks, self.window, represented, life);
         let records = marks.len() as u64 + self.lost() - lost;
         records as f64 * 1e9 / self.window.1.saturating_sub(self.window.0).max(1) as f64
     }
@@ -127,11 +134,6 @@ impl CallRings {
     pub fn lost(&self) -> u64 {
         self.rings.iter().map(|(_, _, rings)| rings.lost).sum()
     }
-}
-
-/// Nanoseconds of CLOCK_MONOTONIC, by which records are stamped.
-fn now() -> u64 {
-    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| time.num_nanoseconds().unsigned_abs())
 }
 
 #[cfg(test)]
@@ -144,13 +146,18 @@ mod tests {
         Mark { time: milliseconds * MILLISECOND, pid: tid / 10, tid, is_begin }
     }
 
+    /// Every process began before the watch.
+    fn old(pid: i32, _time: u64) -> Life {
+        Life { pid, since: 0 }
+    }
+
     /// Milliseconds of processes 1 and 2 in a window from 100 to 110 ms that represents this number of milliseconds.
     fn times(mut marks: Vec<Mark>, cycle: u64) -> [f64; 2] {
         let mut times = CallTimes::default();
         // In the order of their rings, not of time.
         marks.reverse();
-        times.add(&mut marks, (100 * MILLISECOND, 110 * MILLISECOND), Duration::from_millis(cycle));
-        [1, 2].map(|pid| (times.of(pid) * 1e3 * 1e6).round() / 1e6)
+        times.add(&mut marks, (100 * MILLISECOND, 110 * MILLISECOND), Duration::from_millis(cycle), old);
+        [1, 2].map(|pid| (times.of(old(pid, 0)) * 1e3 * 1e6).round() / 1e6)
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Names the causes of a process's shootdowns, and the cures.
 
 use crate::cause::Cause;
+use crate::lives::Life;
 use crate::severity::Severity;
 use crate::stacks::Frame;
 use crate::summary::ProcessSummary;
@@ -23,6 +24,9 @@ pub const FEWEST_STACKS: f64 = 20.0;
 pub struct Diagnosis {
     /// The process.
     pub pid: i32,
+    /// What tells it from other programs with its number.
+    #[serde(skip)]
+    pub life: Life,
     /// Its allocator with the evidence for it; `None` if its files cannot be read any more.
     pub allocator: Option<String>,
     /// Variables in its environment that steer its allocator, `NAME=VALUE`, and such flags of a JVM's command line.
@@ -151,6 +155,7 @@ impl Subject {
         findings.sort_by(|a, b| b.share.total_cmp(&a.share));
         Diagnosis {
             pid: process.pid,
+            life: process.life,
             allocator: self.allocator.as_ref().map(ToString::to_string),
             environment: self.settings(),
             severity: Severity::of(process, seconds),

@@ -5,13 +5,16 @@
 //! of the kernel, and the setting that ends the shootdowns. Nothing here changes another process.
 #![forbid(unsafe_code)]
 
+mod begins;
 mod calls;
 pub mod cause;
 pub mod diagnosis;
 mod evidence;
 pub mod format;
+mod identity;
 pub mod interrupts;
 pub mod kernel_symbols;
+mod lives;
 pub mod machine;
 mod overhead;
 mod pace;
@@ -31,6 +34,7 @@ mod watch;
 pub use cause::Cause;
 pub use diagnosis::Diagnosis;
 pub use evidence::Evidence;
+pub use lives::Life;
 pub use severity::Severity;
 pub use summary::Summary;
 pub use tracepoints::NoTracepoint;

@@ -104,7 +104,7 @@ impl Periods {
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, by which samples are stamped.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| time.num_nanoseconds().unsigned_abs())
 }
 

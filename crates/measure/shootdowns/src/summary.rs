@@ -2,6 +2,7 @@
 
 use crate::cause::Cause;
 use crate::evidence::Evidence;
+use crate::lives::Life;
 use crate::machine::Unseen;
 use crate::stacks::Frame;
 use crate::tally::{self, PathTally, ProcessTally};
@@ -51,6 +52,8 @@ pub struct Watching {
     pub lost_stacks: u64,
     /// Records of times.
     pub lost_times: u64,
+    /// Records of clone(2) and execve(2), by which programs with the same number are counted apart.
+    pub lost_begins: u64,
     /// CPU seconds of pagelift for reading, unwinding and naming.
     pub cpu_seconds: f64,
     /// Nanoseconds for which each shootdown that was counted held its thread up, measured on this machine.
@@ -76,10 +79,10 @@ impl Others {
 
     /// The shootdowns sent and received since an earlier summary. Counts of processes that were shown then and not now
     /// have moved to these since, but are older.
-    fn since(self, before: &Summary, now: &HashMap<i32, (f64, f64)>) -> Self {
+    fn since(self, before: &Summary, now: &HashMap<Life, (f64, f64)>) -> Self {
         let mut moved = before.others;
         for process in &before.processes {
-            let (sent, received) = now.get(&process.pid).copied().unwrap_or_default();
+            let (sent, received) = now.get(&process.life).copied().unwrap_or_default();
             moved.sent += (process.sent - sent).max(0.0);
             moved.received += (process.received - received).max(0.0);
         }
@@ -92,6 +95,11 @@ impl Others {
 pub struct ProcessSummary {
     /// Its number.
     pub pid: i32,
+    /// What tells it from other programs with its number.
+    #[serde(skip)]
+    pub life: Life,
+    /// Seconds from the start of the watch to the begin of its process or program; `None` if it began before.
+    pub began: Option<f64>,
     /// The name that the kernel knows it by.
     pub name: String,
     /// It is a thread of the kernel.
@@ -132,6 +140,10 @@ pub struct ProcessSummary {
 pub struct ThreadSummary {
     /// Its number.
     pub tid: i32,
+    /// Nanoseconds of CLOCK_MONOTONIC at its begin, which tells it from other threads with its number; 0 if it began before the
+    /// watch.
+    #[serde(skip)]
+    pub since: u64,
     /// Its name.
     pub name: String,
     /// Shootdowns sent.
@@ -184,11 +196,11 @@ impl Summary {
         self.sent = less(self.sent, before.sent);
         self.received = less(self.received, before.received);
         self.interrupts = less(self.interrupts, before.interrupts);
-        let counts = self.processes.iter().map(|process| (process.pid, (process.sent, process.received)));
+        let counts = self.processes.iter().map(|process| (process.life, (process.sent, process.received)));
         self.others = self.others.since(before, &counts.collect());
-        let earlier: HashMap<i32, &ProcessSummary> = before.processes.iter().map(|p| (p.pid, p)).collect();
+        let earlier: HashMap<Life, &ProcessSummary> = before.processes.iter().map(|p| (p.life, p)).collect();
         for process in &mut self.processes {
-            if let Some(earlier) = earlier.get(&process.pid) {
+            if let Some(earlier) = earlier.get(&process.life) {
                 process.subtract(earlier);
             }
         }
@@ -211,7 +223,9 @@ impl ProcessSummary {
         self.kernel_seconds = less_if(self.kernel_seconds, before.kernel_seconds);
         self.page_faults = self.page_faults.map(|now| now.saturating_sub(before.page_faults.unwrap_or(0)));
         for thread in &mut self.threads {
-            if let Some(before) = before.threads.iter().find(|earlier| earlier.tid == thread.tid) {
+            if let Some(before) =
+                before.threads.iter().find(|earlier| (earlier.tid, earlier.since) == (thread.tid, thread.since))
+            {
                 thread.sent = less(thread.sent, before.sent);
                 thread.received = less(thread.received, before.received);
             }
@@ -223,7 +237,7 @@ impl ProcessSummary {
 
 /// Returns the summary of one process, without its call paths.
 pub(crate) fn process_summary(
-    pid: i32,
+    life: Life,
     process: &ProcessTally,
     scale: Scale,
     times: &TimesByProcess,
@@ -234,16 +248,20 @@ pub(crate) fn process_summary(
     let mut threads: Vec<ThreadSummary> = process
         .threads
         .iter()
-        .map(|(&tid, thread)| ThreadSummary {
+        .map(|(&(tid, since), thread)| ThreadSummary {
             tid,
+            since,
             name: thread.name.clone(),
             sent: thread.sent as f64 * scale.sent,
             received: thread.received as f64 * scale.received,
         })
         .collect();
     threads.sort_by(|a, b| b.sent.total_cmp(&a.sent).then(b.received.total_cmp(&a.received)));
+    let used = process.used.sums();
     ProcessSummary {
-        pid,
+        pid: life.pid,
+        life,
+        began: None,
         name: process.name.clone(),
         kernel_thread: process.is_kernel_thread,
         sent,
@@ -251,11 +269,11 @@ pub(crate) fn process_summary(
         pages_per_flush: (process.flushes.by_page > 0)
             .then(|| process.flushes.pages as f64 / process.flushes.by_page as f64),
         whole_flushes: (flushes > 0).then(|| process.flushes.whole as f64 / flushes as f64),
-        waited_seconds: seconds(times.waited.get(&pid).and_then(|times| times.mean()), sent),
-        interrupted_seconds: seconds(times.interrupted.get(&pid).and_then(|times| times.mean()), received),
+        waited_seconds: seconds(times.waited.get(&life).and_then(|times| times.mean()), sent),
+        interrupted_seconds: seconds(times.interrupted.get(&life).and_then(|times| times.mean()), received),
         call_seconds: None,
-        page_faults: None,
-        kernel_seconds: None,
+        page_faults: used.map(|used| used.0),
+        kernel_seconds: used.map(|used| used.1),
         threads,
         stacks: process.stacks,
         effective_stacks: process.effective_stacks(),
@@ -286,9 +304,10 @@ mod tests {
     use super::*;
 
     fn process(pid: i32, sent: f64, waited: Option<f64>) -> ProcessSummary {
-        let thread = |tid, sent| ThreadSummary { tid, name: "t".to_owned(), sent, received: 0.0 };
+        let thread = |tid, sent| ThreadSummary { tid, since: 0, name: "t".to_owned(), sent, received: 0.0 };
         ProcessSummary {
             pid,
+            life: Life { pid, since: 0 },
             name: format!("p{pid}"),
             sent,
             pages_per_flush: Some(3.0),
@@ -345,5 +364,14 @@ mod tests {
         let before = summary(1.0, 100, vec![process(10, 100.0, Some(0.5))]);
         let last = summary(2.0, 101, vec![process(10, 99.0, Some(0.4))]).since(&before);
         assert!(last.processes.is_empty() && last.sent == Some(1));
+    }
+
+    #[test]
+    fn counts_of_an_earlier_program_with_the_number_are_not_subtracted() {
+        let before = summary(1.0, 100, vec![process(10, 100.0, None)]);
+        let second = ProcessSummary { life: Life { pid: 10, since: 5 }, ..process(10, 30.0, None) };
+        let last = summary(2.0, 130, vec![process(10, 100.0, None), second]).since(&before);
+        let seen: Vec<_> = last.processes.iter().map(|process| (process.life.since, process.sent)).collect();
+        assert_eq!(seen, [(5, 30.0)]);
     }
 }

@@ -1,10 +1,12 @@
 //! Adds samples up by process, thread and call path.
 
 use crate::cause::Cause;
+use crate::diagnosis::Subject;
+use crate::identity::{ENDED, Identity, name_of, thread_name};
+use crate::lives::{Begin, Begins, Life, Origin};
 use crate::reason::Flushed;
 use crate::stacks::Frame;
-use address_space::ProcessStat;
-use process_view::{ProcessFiles, ask_one, printable, program_name};
+use crate::usage::{Usage, Used};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -20,7 +22,7 @@ const MOST_PATHS: usize = 512;
 /// The sums of all samples.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    pub processes: BTreeMap<i32, ProcessTally>,
+    pub processes: BTreeMap<Life, ProcessTally>,
     /// Weights of all samples.
     pub sent: u64,
     pub received: u64,
@@ -28,6 +30,18 @@ pub(crate) struct Tally {
     pub others: Others,
     /// The process that alone is watched, which stays.
     only: Option<i32>,
+    begins: Begins,
+    /// The usage of all processes at the start of the watch.
+    usage_before: HashMap<i32, Usage>,
+}
+
+/// A thread at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub pid: i32,
+    pub tid: i32,
+    /// Nanoseconds of CLOCK_MONOTONIC.
+    pub time: u64,
 }
 
 /// Weights of several processes together.
@@ -43,10 +57,14 @@ pub(crate) struct ProcessTally {
     pub name: String,
     /// Time of its start after the boot, in clock ticks; `None` if it ended before its first sample was read.
     pub start: Option<u64>,
+    /// When another life with its PID began, in nanoseconds of CLOCK_MONOTONIC.
+    end: Option<u64>,
+    pub used: Used,
     pub is_kernel_thread: bool,
     pub sent: u64,
     pub received: u64,
-    pub threads: BTreeMap<i32, ThreadTally>,
+    /// By number and begin.
+    pub threads: BTreeMap<(i32, u64), ThreadTally>,
     pub flushes: Flushes,
     pub paths: HashMap<(Cause, Vec<u64>), PathTally>,
     /// Weights of the stack samples together, including samples without room for their path.
@@ -60,6 +78,7 @@ pub(crate) struct ProcessTally {
 #[derive(Debug, Default)]
 pub(crate) struct ThreadTally {
     pub name: String,
+    end: Option<u64>,
     pub sent: u64,
     pub received: u64,
 }
@@ -94,83 +113,153 @@ impl Flushes {
 }
 
 impl Tally {
-    /// An empty tally in which this process stays.
-    pub fn of(only: Option<i32>) -> Self {
-        Self { only, ..Self::default() }
+    /// An empty tally in which this process stays; with the usage of all processes at the start of the watch.
+    pub fn of(only: Option<i32>, usage_before: HashMap<i32, Usage>) -> Self {
+        Self { only, usage_before, ..Self::default() }
     }
 
     /// Adds a sample of a sender.
-    pub fn add_sent(&mut self, pid: i32, tid: i32, flushed: Option<Flushed>, weight: u64) {
+    pub fn add_sent(&mut self, seen: Seen, flushed: Option<Flushed>, weight: u64) {
         self.sent += weight;
-        let process = self.process(pid);
+        let (process, begins) = self.process(seen.pid, seen.time);
         process.sent += weight;
         if let Some(flushed) = flushed {
             process.flushes.add(flushed, weight);
         }
-        if let Some(thread) = process.thread(pid, tid) {
+        if let Some(thread) = process.thread(seen, begins) {
             thread.sent += weight;
         }
     }
 
     /// Adds a sample of a receiver.
-    pub fn add_received(&mut self, pid: i32, tid: i32, weight: u64) {
+    pub fn add_received(&mut self, seen: Seen, weight: u64) {
         self.received += weight;
-        let process = self.process(pid);
+        let (process, begins) = self.process(seen.pid, seen.time);
         process.received += weight;
-        if let Some(thread) = process.thread(pid, tid) {
+        if let Some(thread) = process.thread(seen, begins) {
             thread.received += weight;
         }
     }
 
-    /// The tally of a process, which is named when it is met first.
-    pub fn process(&mut self, pid: i32) -> &mut ProcessTally {
-        if self.processes.len() >= MOST_PROCESSES && !self.processes.contains_key(&pid) {
-            self.make_room();
+    /// Takes note of a new owner of a number, which was read now. Samples of that time may follow, earlier ones too.
+    pub fn begin(&mut self, begin: Begin, now: u64) {
+        for begin in self.begins.add(begin, now) {
+            self.end_owner(&begin);
         }
-        self.processes.entry(pid).or_insert_with(|| {
-            let files = ProcessFiles::of(pid);
-            let name = name_of(pid);
-            let stat = files.text("stat").unwrap_or_default();
-            let is_kernel_thread = is_kernel_thread(&stat);
-            let start = ProcessStat::parse(stat.as_bytes()).and_then(|stat| stat.start_time());
-            ProcessTally { name, start, is_kernel_thread, ..ProcessTally::default() }
-        })
+    }
+
+    /// Ends the owner of a number before this begin.
+    fn end_owner(&mut self, begin: &Begin) {
+        let process = self.processes.range_mut(..Life { pid: begin.pid, since: begin.time });
+        let Some((_, process)) = process.last().filter(|(life, _)| life.pid == begin.pid) else { return };
+        let end = if begin.tid == begin.pid {
+            &mut process.end
+        } else {
+            let thread = process.threads.range_mut(..(begin.tid, begin.time));
+            let Some((_, thread)) = thread.last().filter(|((tid, _), _)| *tid == begin.tid) else { return };
+            &mut thread.end
+        };
+        *end = (*end).max(Some(begin.time));
+    }
+
+    /// The life of a process at a time.
+    pub fn life(&self, pid: i32, time: u64) -> Life {
+        let known = self.processes.range(..=Life { pid, since: time }).next_back();
+        let known = known.filter(|(life, _)| life.pid == pid).map(|(life, process)| (life.since, process.end));
+        Life { pid, since: self.begins.since(pid, time, known) }
+    }
+
+    /// True if a process still runs the program of this life, by the begins that were added.
+    pub fn is_current(&self, life: Life) -> bool {
+        let has_end = self.processes.get(&life).is_some_and(|process| process.end.is_some());
+        !has_end && self.begins.is_last(life.pid, life.since)
+    }
+
+    /// The tally of a process at a time, which is named when it is met first.
+    pub fn process(&mut self, pid: i32, time: u64) -> (&mut ProcessTally, &Begins) {
+        let life = self.life(pid, time);
+        if !self.processes.contains_key(&life) {
+            if self.processes.len() >= MOST_PROCESSES {
+                self.make_room();
+            }
+            let process = self.new_process(life);
+            self.processes.insert(life, process);
+        }
+        (self.processes.entry(life).or_default(), &self.begins)
+    }
+
+    /// A process without counts.
+    fn new_process(&self, life: Life) -> ProcessTally {
+        let is_current = self.is_current(life);
+        let identity = if is_current { Identity::read(life.pid) } else { Identity::default() };
+        let begin = self.begins.at(life.pid, life.since).filter(|begin| begin.time == life.since);
+        let name = identity.name.or_else(|| self.name_by(&begin?.origin, life.since));
+        let before = match begin.map(|begin| &begin.origin) {
+            // The kernel counts on from one program of a process to the next.
+            Some(Origin::Exec { .. }) if is_current => Usage::of(life.pid),
+            None if life.since == 0 => self.usage_before.get(&life.pid).copied(),
+            _ => None,
+        };
+        ProcessTally {
+            name: name.unwrap_or_else(|| ENDED.to_owned()),
+            start: identity.start,
+            is_kernel_thread: identity.is_kernel_thread,
+            used: Used { before, last: None },
+            ..ProcessTally::default()
+        }
+    }
+
+    /// The name of a process that has ended, by its begin at this time: after a clone(2) that of the parent.
+    fn name_by(&self, origin: &Origin, time: u64) -> Option<String> {
+        let parent = match origin {
+            Origin::Exec { name } => return Some(name.clone()),
+            Origin::Clone { parent } => self.life(*parent, time),
+        };
+        let known = self.processes.get(&parent).map(|parent| parent.name.clone());
+        known.or_else(|| name_of(parent.pid).filter(|_| self.is_current(parent)))
+    }
+
+    /// The facts about a process at this moment; none if it does not run the program of this life any more.
+    pub fn subject_of(&self, life: Life) -> Subject {
+        if self.is_current(life) { Subject::of(life.pid) } else { Subject::default() }
+    }
+
+    /// Weights sent by all processes and programs with this number.
+    pub fn sent_by(&self, pid: i32) -> u64 {
+        let lives = Life { pid, since: 0 }..=Life { pid, since: u64::MAX };
+        self.processes.range(lives).map(|(_, process)| process.sent).sum()
+    }
+
+    /// Reads the usage of a process. An ended process keeps its last usage.
+    pub fn read_usage(&mut self, life: Life) {
+        if !self.is_current(life) {
+            return;
+        }
+        if let Some(process) = self.processes.get_mut(&life) {
+            process.used.last = Usage::of(life.pid).or(process.used.last);
+        }
     }
 
     /// Moves the counts of some processes to the others: first of ended processes, then of the least active senders.
     fn make_room(&mut self) {
         let weight = |process: &ProcessTally| (process.sent, process.received);
         let only = self.only;
-        let evictable = self.processes.iter().filter(|(pid, _)| only != Some(**pid));
-        let mut lightest: Vec<(i32, (u64, u64))> = evictable.map(|(&pid, process)| (pid, weight(process))).collect();
+        let evictable = self.processes.iter().filter(|(life, _)| only != Some(life.pid));
+        let mut lightest: Vec<(Life, (u64, u64))> = evictable.map(|(&life, process)| (life, weight(process))).collect();
         lightest.sort_by_key(|&(_, weight)| weight);
         lightest.truncate(lightest.len().saturating_sub(HEAVIEST));
         // The order by weight is kept among both.
-        let (ended, living): (Vec<_>, Vec<_>) = lightest.into_iter().partition(|&(pid, _)| has_ended(pid));
-        for (pid, (sent, received)) in ended.into_iter().chain(living).take(AT_ONCE) {
-            self.processes.remove(&pid);
+        let (ended, living): (Vec<_>, Vec<_>) = lightest.into_iter().partition(|&(life, _)| self.has_ended(life));
+        for (life, (sent, received)) in ended.into_iter().chain(living).take(AT_ONCE) {
+            self.processes.remove(&life);
             self.others.sent += sent;
             self.others.received += received;
         }
     }
-}
 
-/// The name of the program, fit to be printed; the name in `comm` if the process does not answer.
-fn name_of(pid: i32) -> String {
-    let name = ask_one(pid, program_name).unwrap_or_else(|silent| Some(silent.name));
-    name.filter(|name| !name.is_empty()).map_or_else(|| "(ended)".to_owned(), |name| printable(&name))
-}
-
-fn has_ended(pid: i32) -> bool {
-    !Path::new("/proc").join(pid.to_string()).exists()
-}
-
-/// True for the threads of the kernel, by the flags in `/proc/PID/stat` (proc_pid_stat(5); linux/sched.h: PF_KTHREAD).
-fn is_kernel_thread(stat: &str) -> bool {
-    const PF_KTHREAD: u64 = 0x0020_0000;
-    // The name may hold anything but ends with the last parenthesis; the flags are the seventh field behind it.
-    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6)?.parse::<u64>().ok());
-    flags.is_some_and(|flags| flags & PF_KTHREAD != 0)
+    fn has_ended(&self, life: Life) -> bool {
+        !self.is_current(life) || !Path::new("/proc").join(life.pid.to_string()).exists()
+    }
 }
 
 impl ProcessTally {
@@ -186,16 +275,19 @@ impl ProcessTally {
     }
 
     /// The tally of one of its threads; `None` if there is no room.
-    pub fn thread(&mut self, pid: i32, tid: i32) -> Option<&mut ThreadTally> {
-        if !self.threads.contains_key(&tid) {
+    fn thread(&mut self, seen: Seen, begins: &Begins) -> Option<&mut ThreadTally> {
+        let Seen { pid, tid, time } = seen;
+        let known = self.threads.range((tid, 0)..=(tid, time)).next_back();
+        let since = begins.since(tid, time, known.map(|(&(_, since), thread)| (since, thread.end)));
+        if !self.threads.contains_key(&(tid, since)) {
             if self.threads.len() >= MOST_THREADS {
                 return None;
             }
-            let name = ProcessFiles::of(pid).text(&format!("task/{tid}/comm"));
-            let name = name.map_or_else(|_| "(ended)".to_owned(), |name| printable(name.trim_end()));
-            self.threads.insert(tid, ThreadTally { name, ..ThreadTally::default() });
+            let is_current = begins.is_last(tid, since) && begins.is_last(pid, time);
+            let name = thread_name(pid, tid).filter(|_| is_current).unwrap_or_else(|| ENDED.to_owned());
+            self.threads.insert((tid, since), ThreadTally { name, ..ThreadTally::default() });
         }
-        self.threads.get_mut(&tid)
+        self.threads.get_mut(&(tid, since))
     }
 
     /// Adds a stack; `frames` names a path that is new.
@@ -224,17 +316,17 @@ impl ProcessTally {
 mod tests {
     use super::*;
 
-    #[test]
-    fn threads_of_the_kernel_are_known_by_their_flags() {
-        // Linux 6.18.
-        assert!(is_kernel_thread("31 (ksmd) S 2 0 0 0 -1 2097216 0 0 0 0 0 0"));
-        assert!(!is_kernel_thread("31 (a) S 2 0 0 0 -1 2097216 0) S 1 31 31 0 -1 4194560 100 0"));
-        let own = ProcessFiles::of(std::process::id() as i32).text("stat").unwrap();
-        assert!(!is_kernel_thread(&own) && !is_kernel_thread(""));
-    }
-
     /// Numbers that no process has: the kernel's limit is 2^22 (proc_sys_kernel(5), pid_max).
     const NOBODY: i32 = 1 << 22;
+
+    fn seen(pid: i32, time: u64) -> Seen {
+        Seen { pid, tid: pid, time }
+    }
+
+    /// A process that began before the watch.
+    fn old(pid: i32) -> Life {
+        Life { pid, since: 0 }
+    }
 
     fn check_sums(tally: &Tally) {
         let sum = |of: fn(&ProcessTally) -> u64| tally.processes.values().map(of).sum::<u64>();
@@ -247,12 +339,12 @@ mod tests {
     fn a_process_that_comes_late_is_seen() {
         let mut tally = Tally::default();
         for pid in NOBODY..NOBODY + 5_000 {
-            tally.add_sent(pid, pid, None, 1);
-            tally.add_received(pid, pid, 2);
+            tally.add_sent(seen(pid, 1), None, 1);
+            tally.add_received(seen(pid, 1), 2);
         }
         let late = NOBODY + 5_000;
-        (0..1_000).for_each(|_| tally.add_sent(late, late, None, 1));
-        assert_eq!(tally.processes.get(&late).map(|process| process.sent), Some(1_000));
+        (0..1_000).for_each(|_| tally.add_sent(seen(late, 1), None, 1));
+        assert_eq!(tally.processes.get(&old(late)).map(|process| process.sent), Some(1_000));
         assert_eq!((tally.sent, tally.received), (6_000, 10_000));
         assert!(tally.others.sent > 0);
         check_sums(&tally);
@@ -261,17 +353,84 @@ mod tests {
     #[test]
     fn what_has_ended_makes_room_for_what_lives_but_not_what_sent_most() {
         let own = std::process::id() as i32;
-        let mut tally = Tally::of(Some(NOBODY));
-        tally.process(NOBODY);
-        tally.add_sent(NOBODY + 1, NOBODY + 1, None, 1_000);
-        tally.add_sent(own, own, None, 1);
+        let mut tally = Tally::of(Some(NOBODY), HashMap::new());
+        tally.process(NOBODY, 1);
+        tally.add_sent(seen(NOBODY + 1, 1), None, 1_000);
+        tally.add_sent(seen(own, 1), None, 1);
         for pid in NOBODY + 2..NOBODY + 20_000 {
-            tally.add_sent(pid, pid, None, 5);
+            tally.add_sent(seen(pid, 1), None, 5);
         }
-        assert!(tally.processes.contains_key(&NOBODY), "it alone is watched");
-        assert_eq!(tally.processes.get(&(NOBODY + 1)).map(|process| process.sent), Some(1_000));
-        assert_eq!(tally.processes.get(&own).map(|process| process.sent), Some(1));
+        assert!(tally.processes.contains_key(&old(NOBODY)), "it alone is watched");
+        assert_eq!(tally.processes.get(&old(NOBODY + 1)).map(|process| process.sent), Some(1_000));
+        assert_eq!(tally.processes.get(&old(own)).map(|process| process.sent), Some(1));
         check_sums(&tally);
+    }
+
+    fn exec(pid: i32, time: u64, name: &str) -> Begin {
+        Begin { time, pid, tid: pid, origin: Origin::Exec { name: name.to_owned() } }
+    }
+
+    fn clone(pid: i32, tid: i32, time: u64, parent: i32) -> Begin {
+        Begin { time, pid, tid, origin: Origin::Clone { parent } }
+    }
+
+    /// Adds a begin that is read at its time.
+    fn begin(tally: &mut Tally, begin: Begin) {
+        let now = begin.time;
+        tally.begin(begin, now);
+    }
+
+    /// Begin, name and sent shootdowns of each life.
+    fn sums(tally: &Tally) -> Vec<(u64, &str, u64)> {
+        tally.processes.iter().map(|(life, process)| (life.since, &*process.name, process.sent)).collect()
+    }
+
+    #[test]
+    fn a_program_that_is_executed_counts_apart() {
+        let mut tally = Tally::default();
+        tally.add_sent(seen(NOBODY, 5), None, 1);
+        begin(&mut tally, exec(NOBODY, 10, "first"));
+        begin(&mut tally, exec(NOBODY, 20, "second"));
+        // In the order of the rings, not of time.
+        for time in [25, 15, 12, 8] {
+            tally.add_sent(seen(NOBODY, time), None, 10);
+        }
+        assert_eq!(sums(&tally), [(0, ENDED, 11), (10, "first", 20), (20, "second", 10)]);
+        check_sums(&tally);
+    }
+
+    #[test]
+    fn a_reused_number_is_another_process_and_has_its_parent_s_name() {
+        let (mut tally, shell) = (Tally::default(), NOBODY + 1);
+        begin(&mut tally, exec(shell, 1, "shell"));
+        tally.add_sent(seen(shell, 2), None, 1);
+        begin(&mut tally, exec(NOBODY, 5, "before"));
+        tally.add_sent(seen(NOBODY, 8), None, 3);
+        begin(&mut tally, clone(NOBODY, NOBODY, 10, shell));
+        tally.add_sent(seen(NOBODY, 12), None, 4);
+        assert_eq!(sums(&tally), [(5, "before", 3), (10, "shell", 4), (1, "shell", 1)]);
+    }
+
+    #[test]
+    fn a_begin_separates_samples_after_it_is_forgotten() {
+        let mut tally = Tally::default();
+        tally.add_sent(seen(NOBODY, 5), None, 1);
+        begin(&mut tally, clone(NOBODY, NOBODY, 10, 1));
+        begin(&mut tally, clone(NOBODY + 1, NOBODY + 1, 1 << 50, 1));
+        tally.add_sent(seen(NOBODY, 1 << 50), None, 2);
+        tally.add_sent(seen(NOBODY, (1 << 50) + 1), None, 2);
+        assert_eq!(sums(&tally), [(0, ENDED, 1), (10, ENDED, 4)]);
+    }
+
+    #[test]
+    fn a_reused_number_is_another_thread() {
+        let mut tally = Tally::default();
+        let at = |time| Seen { pid: NOBODY, tid: NOBODY + 7, time };
+        tally.add_sent(at(5), None, 1);
+        begin(&mut tally, clone(NOBODY, NOBODY + 7, 10, NOBODY));
+        tally.add_sent(at(12), None, 2);
+        let threads: Vec<_> = tally.processes[&old(NOBODY)].threads.iter().map(|(key, of)| (*key, of.sent)).collect();
+        assert_eq!(threads, [((NOBODY + 7, 0), 1), ((NOBODY + 7, 10), 2)]);
     }
 
     #[test]

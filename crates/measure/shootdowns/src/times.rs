@@ -5,6 +5,7 @@
 //! hidden addresses of functions, have records of interrupts, without requests, for receivers alone. Pairs that the
 //! window cuts do not count.
 
+use crate::lives::Life;
 use std::collections::HashMap;
 
 /// One record of a window.
@@ -60,22 +61,22 @@ impl Times {
 #[derive(Clone, Debug, Default)]
 pub struct TimesByProcess {
     /// From the first request to the last answer, by the sender's process.
-    pub waited: HashMap<i32, Times>,
+    pub waited: HashMap<Life, Times>,
     /// In the handler, by the process that was interrupted.
-    pub interrupted: HashMap<i32, Times>,
+    pub interrupted: HashMap<Life, Times>,
 }
 
 /// A shootdown under way.
 #[derive(Clone, Copy)]
 struct Open {
-    pid: i32,
+    life: Life,
     since: u64,
     unanswered: u32,
 }
 
 impl TimesByProcess {
-    /// Adds the records of one window, in any order.
-    pub fn add(&mut self, window: &mut [Moment]) {
+    /// Adds the records of one window, in any order. `life` finds a process at a time.
+    pub fn add(&mut self, window: &mut [Moment], life: impl Fn(i32, u64) -> Life) {
         window.sort_by_key(|moment| moment.time);
         let mut open: HashMap<i32, Open> = HashMap::new();
         let mut senders: HashMap<u64, i32> = HashMap::new();
@@ -83,8 +84,8 @@ impl TimesByProcess {
         for moment in window {
             match moment.step {
                 Step::Queued => {
-                    let new = Open { pid: moment.pid, since: moment.time, unanswered: 0 };
-                    open.entry(moment.tid).or_insert(new).unanswered += 1;
+                    let new = || Open { life: life(moment.pid, moment.time), since: moment.time, unanswered: 0 };
+                    open.entry(moment.tid).or_insert_with(new).unanswered += 1;
                     senders.insert(moment.request, moment.tid);
                 }
                 Step::Entered => {
@@ -93,7 +94,7 @@ impl TimesByProcess {
                 Step::Left => {
                     if let Some(begin) = entered.remove(&moment.cpu).filter(|begin| begin.request == moment.request) {
                         let taken = moment.time.saturating_sub(begin.time);
-                        self.interrupted.entry(moment.pid).or_default().add(taken);
+                        self.interrupted.entry(life(moment.pid, begin.time)).or_default().add(taken);
                     }
                     self.answer(moment, &mut open, &mut senders);
                 }
@@ -106,7 +107,7 @@ impl TimesByProcess {
         let Some(shootdown) = open.get_mut(&sender) else { return };
         shootdown.unanswered = shootdown.unanswered.saturating_sub(1);
         if shootdown.unanswered == 0 {
-            self.waited.entry(shootdown.pid).or_default().add(moment.time.saturating_sub(shootdown.since));
+            self.waited.entry(shootdown.life).or_default().add(moment.time.saturating_sub(shootdown.since));
             open.remove(&sender);
         }
     }
@@ -118,6 +119,11 @@ mod tests {
 
     fn moment(time: u64, cpu: u32, tid: i32, step: Step, request: u64) -> Moment {
         Moment { time, cpu, pid: tid / 10, tid, step, request }
+    }
+
+    /// Every process began before the watch.
+    fn old(pid: i32, _time: u64) -> Life {
+        Life { pid, since: 0 }
     }
 
     #[test]
@@ -133,32 +139,45 @@ mod tests {
             moment(190, 2, 30, Step::Left, 2),
         ];
         window.reverse();
-        times.add(&mut window);
-        assert_eq!(times.waited[&1], Times { nanoseconds: 90, count: 1 });
-        assert_eq!(times.interrupted[&2], Times { nanoseconds: 20, count: 1 });
-        assert_eq!(times.interrupted[&3].mean(), Some(50.0));
+        times.add(&mut window, old);
+        assert_eq!(times.waited[&old(1, 0)], Times { nanoseconds: 90, count: 1 });
+        assert_eq!(times.interrupted[&old(2, 0)], Times { nanoseconds: 20, count: 1 });
+        assert_eq!(times.interrupted[&old(3, 0)].mean(), Some(50.0));
     }
 
     #[test]
     fn interrupts_without_requests_tell_the_time_of_receivers() {
         let mut times = TimesByProcess::default();
         let step = |time, cpu, step| moment(time, cpu, 20, step, 0);
-        times.add(&mut [
-            step(10, 1, Step::Entered),
-            step(12, 2, Step::Entered),
-            step(15, 1, Step::Left),
-            step(30, 2, Step::Left),
-        ]);
-        assert_eq!(times.interrupted[&2], Times { nanoseconds: 23, count: 2 });
+        times.add(
+            &mut [
+                step(10, 1, Step::Entered),
+                step(12, 2, Step::Entered),
+                step(15, 1, Step::Left),
+                step(30, 2, Step::Left),
+            ],
+            old,
+        );
+        assert_eq!(times.interrupted[&old(2, 0)], Times { nanoseconds: 23, count: 2 });
         assert!(times.waited.is_empty());
     }
 
     #[test]
     fn what_the_window_cuts_does_not_count() {
         let mut times = TimesByProcess::default();
-        times.add(&mut [moment(5, 1, 20, Step::Left, 1), moment(9, 0, 10, Step::Queued, 2)]);
-        times.add(&mut [moment(10, 1, 20, Step::Entered, 2), moment(12, 1, 20, Step::Left, 2)]);
+        times.add(&mut [moment(5, 1, 20, Step::Left, 1), moment(9, 0, 10, Step::Queued, 2)], old);
+        times.add(&mut [moment(10, 1, 20, Step::Entered, 2), moment(12, 1, 20, Step::Left, 2)], old);
         assert!(times.waited.is_empty(), "{times:?}");
-        assert_eq!(times.interrupted[&2].count, 1);
+        assert_eq!(times.interrupted[&old(2, 0)].count, 1);
+    }
+
+    #[test]
+    fn a_program_that_is_executed_has_its_own_times() {
+        let mut times = TimesByProcess::default();
+        let by_time = |pid, time: u64| Life { pid, since: if time < 15 { 0 } else { 15 } };
+        let step = |time, step| moment(time, 1, 20, step, 0);
+        let window = [(10, Step::Entered), (12, Step::Left), (20, Step::Entered), (25, Step::Left)];
+        times.add(&mut window.map(|(time, of)| step(time, of)), by_time);
+        assert_eq!([0, 15].map(|since| times.interrupted[&Life { pid: 2, since }].nanoseconds), [2, 5]);
     }
 }

@@ -26,7 +26,7 @@ pub enum NoTracepoint {
 
 fn fix(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EMFILE) => "ulimit -n with 12 descriptors for each CPU",
+        Some(libc::EMFILE) => "ulimit -n with 14 descriptors for each CPU",
         _ => "run as root, or sysctl kernel.perf_event_paranoid=-1",
     }
 }
@@ -49,7 +49,7 @@ mod tests {
     fn too_few_descriptors_are_no_lack_of_rights() {
         let text =
             |error| NoTracepoint::Refused("tlb:tlb_flush".to_owned(), io::Error::from_raw_os_error(error)).to_string();
-        assert!(text(libc::EMFILE).ends_with("fix: ulimit -n with 12 descriptors for each CPU"));
+        assert!(text(libc::EMFILE).ends_with("fix: ulimit -n with 14 descriptors for each CPU"));
         assert!(text(libc::EACCES).contains("fix: run as root"));
     }
 }

@@ -43,6 +43,22 @@ impl Usage {
     }
 }
 
+/// The usage of a process during the watch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Used {
+    /// At its begin, or at the start of the watch.
+    pub before: Option<Usage>,
+    /// As last read.
+    pub last: Option<Usage>,
+}
+
+impl Used {
+    /// Page faults and kernel seconds; `None` if it had ended before they could be read.
+    pub fn sums(&self) -> Option<(u64, f64)> {
+        self.last.map(|last| last.since(self.before.as_ref()))
+    }
+}
+
 /// The usage of all processes up to now.
 pub(crate) fn of_all() -> HashMap<i32, Usage> {
     let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);

@@ -1,22 +1,24 @@
 //! Watches a machine's shootdowns by the best means that it allows.
 
+use crate::begins::BeginRings;
 use crate::calls::{CallRings, CallTimes};
 use crate::cause::Cause;
 use crate::diagnosis::{Diagnosis, Subject};
 use crate::evidence::Evidence;
 use crate::interrupts::InterruptCounts;
 use crate::kernel_symbols::KernelSymbols;
+use crate::lives::Life;
 use crate::machine;
 use crate::overhead::Overhead;
 use crate::pace::Pace;
-use crate::rings::{Counters, Sample};
+use crate::rings::{Counters, Sample, now};
 use crate::sources::{Events, NO_REQUEST, Reader, Timing, online_cpus, open_calls, open_flushes, open_timing_or_less};
 use crate::stacks::ProcessStacks;
 use crate::summary::{ProcessSummary, Scale, Summary, Watching, paths_of, process_summary};
-use crate::tally::Tally;
+use crate::tally::{Seen, Tally};
 use crate::times::{Moment, TimesByProcess};
 use crate::tracepoints::NoTracepoint;
-use crate::usage::{Usage, of_all};
+use crate::usage::of_all;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use std::collections::HashMap;
@@ -44,6 +46,9 @@ const MOST_USES: usize = 64;
 /// Interval between these reads.
 const USES_READ: Duration = Duration::from_secs(1);
 
+/// The loss without the records of clone(2) and execve(2).
+const TOGETHER: &str = "processes that reuse a number and programs that a process executes are counted together";
+
 /// A watch that is running.
 pub struct Watch {
     evidence: Evidence,
@@ -57,7 +62,8 @@ pub struct Watch {
     call_rate: f64,
     /// End of the time that windows represent.
     measured_until: Instant,
-    uses: Uses,
+    uses_read: Instant,
+    begins: Option<BeginRings>,
     paths: Paths,
     pace: Pace,
     overhead: Option<Overhead>,
@@ -65,27 +71,20 @@ pub struct Watch {
     times: TimesByProcess,
     interrupts: InterruptCounts,
     started: Instant,
+    /// The same in nanoseconds of CLOCK_MONOTONIC.
+    started_at: u64,
     /// When it ended, and the interrupts then.
     ended: Option<(Instant, InterruptCounts)>,
     /// CPU time of this program before the watch.
     cpu_before: Duration,
 }
 
-/// Use of page faults and CPU time by processes.
-struct Uses {
-    /// At the start of the watch.
-    before: HashMap<i32, Usage>,
-    /// As last read, of processes that send most: they may end.
-    last: HashMap<i32, Usage>,
-    read_at: Instant,
-}
-
 /// Turns samples of stacks into call paths.
 struct Paths {
     kernel: KernelSymbols,
-    code: HashMap<i32, Option<ProcessStacks>>,
+    code: HashMap<Life, Option<ProcessStacks>>,
     /// The facts about processes at their first stack: they may end.
-    subjects: HashMap<i32, Subject>,
+    subjects: HashMap<Life, Subject>,
     only: Option<i32>,
     taken: u64,
     /// Stacks that there was no time for at the end.
@@ -119,6 +118,8 @@ impl Watch {
         if events.is_none() {
             evidence = if interrupts.shootdowns.is_some() { Evidence::Interrupts } else { Evidence::Nothing };
         }
+        let begins = events.as_ref().map(|_| BeginRings::open(&cpus));
+        let begins = begins.and_then(|opened| opened.map_err(|why| refused.push(format!("{TOGETHER}: {why}"))).ok());
         let overhead = events.as_ref().and_then(|_| Overhead::measure(&cpus));
         if let Some(events) = &mut events {
             events.run(true);
@@ -132,14 +133,16 @@ impl Watch {
             call_times: CallTimes::default(),
             call_rate: 0.0,
             measured_until: Instant::now(),
-            uses: Uses { before: of_all(), last: HashMap::new(), read_at: Instant::now() },
+            uses_read: Instant::now(),
+            begins,
             paths: Paths { kernel, code: HashMap::new(), subjects: HashMap::new(), only, taken: 0, unread: 0 },
             pace: Pace::default(),
             overhead,
-            tally: Tally::of(only),
+            tally: Tally::of(only, of_all()),
             times: TimesByProcess::default(),
             interrupts,
             started: Instant::now(),
+            started_at: now(),
             ended: None,
             cpu_before: cpu_time(),
         }
@@ -167,23 +170,25 @@ impl Watch {
             sleep(cycle - window);
             self.read_rings(CYCLE);
             self.set_pace();
-            if self.uses.read_at.elapsed() >= USES_READ {
-                let senders = self.largest_senders();
-                self.uses.read(senders.into_iter());
+            if self.uses_read.elapsed() >= USES_READ {
+                self.read_usage();
             }
         }
     }
 
-    /// The processes that send most.
-    fn largest_senders(&self) -> Vec<i32> {
-        let mut senders: Vec<_> = self.tally.processes.iter().map(|(&pid, process)| (process.sent, pid)).collect();
+    /// Reads the usage of the processes that send most.
+    fn read_usage(&mut self) {
+        let mut senders: Vec<_> = self.tally.processes.iter().map(|(&life, process)| (process.sent, life)).collect();
         senders.sort_unstable_by(|a, b| b.cmp(a));
-        senders.into_iter().take(MOST_USES).map(|(_, pid)| pid).collect()
+        for (_, life) in senders.into_iter().take(MOST_USES) {
+            self.tally.read_usage(life);
+        }
+        self.uses_read = Instant::now();
     }
 
     fn set_pace(&mut self) {
         let Some(events) = &mut self.events else { return };
-        let of = |pid| self.tally.processes.get(&pid).map_or(0, |process| process.sent);
+        let of = |pid| self.tally.sent_by(pid);
         let periods = self.pace.periods(events.all_sent.each(), self.tally.sent, self.paths.only.map(of));
         events.stacks.set_periods(&periods);
     }
@@ -205,7 +210,7 @@ impl Watch {
     pub fn summary(&mut self) -> Summary {
         let mut summary = self.counts();
         for process in &mut summary.processes {
-            process.paths = self.tally.processes.get(&process.pid).map(paths_of).unwrap_or_default();
+            process.paths = self.tally.processes.get(&process.life).map(paths_of).unwrap_or_default();
         }
         summary
     }
@@ -216,20 +221,21 @@ impl Watch {
         let scale = Scale::new((sent, self.tally.sent), (received, self.tally.received));
         let (now, interrupts) =
             self.ended.clone().unwrap_or_else(|| (Instant::now(), InterruptCounts::read().unwrap_or_default()));
+        self.read_usage();
         let mut processes: Vec<ProcessSummary> = self
             .tally
             .processes
             .iter()
-            .map(|(&pid, process)| process_summary(pid, process, scale, &self.times))
+            .map(|(&life, process)| process_summary(life, process, scale, &self.times))
             .collect();
         processes.sort_by(|a, b| b.sent.total_cmp(&a.sent).then(b.received.total_cmp(&a.received)));
-        self.uses.read(processes.iter().take(MOST_USES).map(|process| process.pid));
         for process in &mut processes {
-            process.call_seconds = self.calls.as_ref().map(|_| self.call_times.of(process.pid));
-            let used = self.uses.of(process.pid);
-            (process.page_faults, process.kernel_seconds) = (used.map(|used| used.0), used.map(|used| used.1));
+            let since_start = process.life.since.saturating_sub(self.started_at);
+            process.began = (process.life.since > 0).then(|| Duration::from_nanos(since_start).as_secs_f64());
+            process.call_seconds = self.calls.as_ref().map(|_| self.call_times.of(process.life));
         }
         let [lost_sent, lost_received, lost_stacks, lost_times] = self.lost();
+        let lost_begins = self.begins.as_ref().map_or(0, |begins| begins.lost);
         Summary {
             evidence: self.evidence,
             refused: self.refused.clone(),
@@ -247,6 +253,7 @@ impl Watch {
                 lost_received,
                 lost_stacks,
                 lost_times,
+                lost_begins,
                 cpu_seconds: self.cpu_taken().as_secs_f64(),
                 nanoseconds_per_record: self.overhead.map(|overhead| overhead.record),
                 nanoseconds_per_stack: self.overhead.map(|overhead| overhead.stack),
@@ -256,8 +263,9 @@ impl Watch {
 
     /// The cause of the shootdowns of a process in the results.
     pub fn diagnose(&self, process: &ProcessSummary) -> Diagnosis {
-        let (now, then) = (Subject::of(process.pid), self.paths.subjects.get(&process.pid));
-        let start = self.tally.processes.get(&process.pid).and_then(|process| process.start);
+        let life = process.life;
+        let (now, then) = (self.tally.subject_of(life), self.paths.subjects.get(&life));
+        let start = self.tally.processes.get(&life).and_then(|process| process.start);
         let unknown = Subject::default();
         Subject::choose(&now, then, start).unwrap_or(&unknown).diagnose(process, self.seconds())
     }
@@ -274,8 +282,10 @@ impl Watch {
         self.run_timing(false);
         let represented = self.measured_until.elapsed();
         self.measured_until += represented;
+        catch_up(&mut self.begins, &mut self.tally, now());
+        let life = |pid, time| self.tally.life(pid, time);
         if let Some(calls) = &mut self.calls {
-            self.call_rate = calls.drain_into(&mut self.call_times, represented);
+            self.call_rate = calls.drain_into(&mut self.call_times, represented, life);
         }
         let Some(timing) = &mut self.timing else { return };
         let mut moments = Vec::new();
@@ -289,7 +299,7 @@ impl Watch {
                 moments.extend(request.map(|request| Moment { time, cpu, pid, tid, step: *step, request }));
             });
         }
-        self.times.add(&mut moments);
+        self.times.add(&mut moments, life);
     }
 
     fn run_timing(&mut self, on: bool) {
@@ -303,21 +313,30 @@ impl Watch {
 
     fn read_rings(&mut self, time_for_stacks: Duration) {
         let Some(events) = &mut self.events else { return };
-        let (tally, reader) = (&mut self.tally, &events.reader);
+        let (tally, begins, reader) = (&mut self.tally, &mut self.begins, &events.reader);
         events.sent.drain(|sample| {
             let flushed = match reader {
                 Reader::Flush(format) => format.flushed(&sample.raw),
                 Reader::Call(_) => None,
             };
-            tally.add_sent(sample.pid, sample.tid, flushed, sample.weight);
+            catch_up(begins, tally, sample.time);
+            tally.add_sent(seen(&sample), flushed, sample.weight);
         });
         if let Some(received) = &mut events.received {
-            received.drain(|sample| tally.add_received(sample.pid, sample.tid, sample.weight));
+            received.drain(|sample| {
+                catch_up(begins, tally, sample.time);
+                tally.add_received(seen(&sample), sample.weight);
+            });
         }
         // Reading symbols of a large program takes a while: the rest waits for the next cycle, so that the other rings
         // are read in time.
         let paths = &mut self.paths;
-        events.stacks.drain_within(time_for_stacks, |sample| paths.add(sample, reader, tally));
+        events.stacks.drain_within(time_for_stacks, |sample| {
+            catch_up(begins, tally, sample.time);
+            paths.add(sample, reader, tally);
+        });
+        // Begins without samples must not fill their rings.
+        catch_up(begins, tally, now());
     }
 
     /// Shootdowns (or calls) sent, and received, since the start on the whole machine, each one counted.
@@ -347,19 +366,6 @@ impl Watch {
     }
 }
 
-impl Uses {
-    /// Reads the usage of these processes. An ended process keeps its last usage.
-    fn read(&mut self, processes: impl Iterator<Item = i32>) {
-        self.last.extend(processes.filter_map(|pid| Some((pid, Usage::of(pid)?))));
-        self.read_at = Instant::now();
-    }
-
-    /// Page faults and kernel seconds of a process during the watch.
-    fn of(&self, pid: i32) -> Option<(u64, f64)> {
-        self.last.get(&pid).map(|now| now.since(self.before.get(&pid)))
-    }
-}
-
 impl Paths {
     fn add(&mut self, sample: Sample, reader: &Reader, tally: &mut Tally) {
         if self.only.is_some_and(|pid| pid != sample.pid) {
@@ -367,18 +373,21 @@ impl Paths {
         }
         self.taken += 1;
         let cause = self.cause(&sample, reader);
-        if self.code.len() >= MOST_STACKS && !self.code.contains_key(&sample.pid) {
+        let life = tally.life(sample.pid, sample.time);
+        if self.code.len() >= MOST_STACKS && !self.code.contains_key(&life) {
             self.code.clear();
         }
         if self.subjects.len() < MOST_SUBJECTS {
-            self.subjects.entry(sample.pid).or_insert_with(|| Subject::of(sample.pid));
+            self.subjects.entry(life).or_insert_with(|| tally.subject_of(life));
         }
-        let code = self.code.entry(sample.pid).or_insert_with(|| ProcessStacks::of(sample.pid).ok());
+        let is_current = tally.is_current(life);
+        let read = || is_current.then(|| ProcessStacks::of(sample.pid).ok()).flatten();
+        let code = self.code.entry(life).or_insert_with(read);
         let addresses = match (code.as_mut(), &sample.user) {
             (Some(code), Some(user)) => code.unwind(user),
             _ => Vec::new(),
         };
-        tally.process(sample.pid).add_path(cause, addresses, sample.weight, |addresses| {
+        tally.process(sample.pid, sample.time).0.add_path(cause, addresses, sample.weight, |addresses| {
             let name = |code: &mut ProcessStacks| addresses.iter().map(|&address| code.name(address)).collect();
             code.as_mut().map(name).unwrap_or_default()
         });
@@ -393,6 +402,17 @@ impl Paths {
             }
         }
     }
+}
+
+/// Reads the begins of processes, programs and threads up to a sample's time, which say whose sample it is.
+fn catch_up(begins: &mut Option<BeginRings>, tally: &mut Tally, time: u64) {
+    if let Some(begins) = begins {
+        begins.catch_up(time, |begin, now| tally.begin(begin, now));
+    }
+}
+
+fn seen(sample: &Sample) -> Seen {
+    Seen { pid: sample.pid, tid: sample.tid, time: sample.time }
 }
 
 /// CPU time of this program, its own and the kernel's for it (getrusage(2)).

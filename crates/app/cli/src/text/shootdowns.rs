@@ -59,7 +59,7 @@ pub fn live(summary: &Summary, width: usize) -> String {
 pub fn text(summary: &Summary, diagnoses: &[Diagnosis], width: Option<usize>) -> String {
     let (mut prose, mut given) = (String::new(), HashSet::new());
     for diagnosis in diagnoses {
-        if let Some(process) = summary.processes.iter().find(|process| process.pid == diagnosis.pid) {
+        if let Some(process) = summary.processes.iter().find(|process| process.life == diagnosis.life) {
             prose += &diagnosed(summary, process, diagnosis, &mut given);
         }
     }
@@ -82,8 +82,9 @@ fn has_cure(diagnosis: &Diagnosis) -> bool {
 
 /// The verdict about the watched process if it only receives.
 fn sends_none(summary: &Summary) -> String {
-    let watched = summary.processes.iter().find(|process| summary.watched == Some(process.pid));
-    match watched.filter(|process| process.sent == 0.0 && process.received > 0.0) {
+    let watched = || summary.processes.iter().filter(|process| summary.watched == Some(process.pid));
+    let sends = watched().any(|process| process.sent > 0.0);
+    match watched().find(|process| !sends && process.received > 0.0) {
         Some(process) => format!("\n{} {} sends none: do nothing\n", process.pid, process.name),
         None => String::new(),
     }
@@ -420,6 +421,7 @@ fn notes(summary: &Summary) -> String {
         (watching.lost_received, "of receivers"),
         (watching.lost_stacks, "stacks"),
         (watching.lost_times, "of times"),
+        (watching.lost_begins, "of new processes and programs"),
     ];
     let lost: Vec<String> =
         lost.iter().filter(|(lost, _)| *lost > 0).map(|(lost, what)| format!("{lost} {what}")).collect();

@@ -1,11 +1,13 @@
 //! Tests of the texts.
 
 use super::*;
+use shootdowns::Life;
 use shootdowns::summary::Others;
 
 fn process(pid: i32, name: &str, sent: f64) -> ProcessSummary {
     ProcessSummary {
         pid,
+        life: Life { pid, since: 0 },
         name: name.to_owned(),
         sent,
         received: sent,
@@ -102,7 +104,8 @@ fn calls_have_a_table_of_their_own() {
 
 fn diagnosis(pid: i32, findings: Vec<Finding>) -> Diagnosis {
     let severity = Severity { level: Level::Cure, share: Some(0.31), rate: 9057.0, faults: Some(45_000.0) };
-    Diagnosis { pid, allocator: None, environment: Vec::new(), severity, findings }
+    let life = Life { pid, since: 0 };
+    Diagnosis { pid, life, allocator: None, environment: Vec::new(), severity, findings }
 }
 
 #[test]
