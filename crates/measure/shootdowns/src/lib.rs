@@ -20,6 +20,7 @@ mod overhead;
 mod pace;
 pub mod reason;
 mod rings;
+mod schedule;
 pub mod severity;
 mod sources;
 mod stackless;

@@ -69,6 +69,31 @@ pub(crate) struct Rings {
     rings: Vec<Ring>,
     /// Samples for which a ring had no room.
     pub lost: u64,
+    /// Bytes of a ring.
+    room: usize,
+    /// Time until which the last drain found all records, in nanoseconds of CLOCK_MONOTONIC; `None` if no ring was full.
+    pub complete_until: Option<u64>,
+}
+
+/// The records of one ring in one drain.
+struct Drained {
+    bytes: usize,
+    room: usize,
+    /// Time of the last sample.
+    time: u64,
+    /// Time of the last sample before records were lost, perhaps.
+    full_at: Option<u64>,
+}
+
+impl Drained {
+    /// The next sample. The kernel writes no record for which there is no room, and reports its loss only when there is.
+    fn sample(&mut self, bytes: usize, time: u64) {
+        self.bytes += bytes;
+        self.time = time;
+        if self.bytes + 2 * bytes > self.room {
+            self.full_at.get_or_insert(time);
+        }
+    }
 }
 
 /// The ring of one CPU.
@@ -155,32 +180,33 @@ impl Counters {
 impl Rings {
     /// Opens rings that are not running yet.
     pub fn open(selection: &Selection, cpus: &[usize], sampling: Sampling) -> Result<Self, NoTracepoint> {
+        let room = match sampling {
+            Sampling::Records | Sampling::Everything => RECORDS,
+            Sampling::Stacks => STACKS,
+        };
         let open = |&cpu: &usize| {
             let mut builder = builder(selection, cpu);
             let common = SampleFlag::TID | SampleFlag::TIME | SampleFlag::CPU | SampleFlag::RAW;
             builder.clockid(Clock::MONOTONIC);
-            let bytes = match sampling {
+            match sampling {
                 Sampling::Records => {
                     builder.sample(common | SampleFlag::PERIOD).sample_period(1);
-                    RECORDS
                 }
                 Sampling::Stacks => {
                     let stacks = SampleFlag::CALLCHAIN | SampleFlag::REGS_USER | SampleFlag::STACK_USER;
                     builder.sample(common | stacks).sample_period(1);
                     builder.sample_regs_user(REGISTERS).sample_stack_user(STACK_BYTES);
-                    STACKS
                 }
                 Sampling::Everything => {
                     builder.sample(common).sample_period(1);
-                    RECORDS
                 }
-            };
+            }
             let refused = |error| NoTracepoint::Refused(selection.name.to_owned(), error);
-            let sampler = opened(&builder, selection)?.sampled(bytes).map_err(refused)?;
+            let sampler = opened(&builder, selection)?.sampled(room).map_err(refused)?;
             Ok(Ring { sampler, periods: Periods::every() })
         };
         let rings = cpus.iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Self { rings, lost: 0 })
+        Ok(Self { rings, lost: 0, room, complete_until: None })
     }
 
     /// Lets the rings fill, or stops them.
@@ -209,16 +235,21 @@ impl Rings {
     /// ring.
     pub fn drain_within(&mut self, time: Duration, mut take: impl FnMut(Sample)) {
         let part = time / u32::try_from(self.rings.len()).unwrap_or(u32::MAX).max(1);
+        self.complete_until = None;
         for ring in &mut self.rings {
             let begin = Instant::now();
+            let mut drained = Drained { bytes: 0, room: self.room, time: 0, full_at: None };
             for _ in 0..AT_ONCE {
                 if begin.elapsed() >= part {
                     break;
                 }
                 let Some(record) = ring.sampler.next_record() else { break };
+                let bytes = record.len() + HEADER;
                 match record.parse_record() {
                     Ok(Record::Sample(sample)) => {
-                        let period = ring.periods.at(sample.time().unwrap_or_default());
+                        let time = sample.time().unwrap_or_default();
+                        drained.sample(bytes, time);
+                        let period = ring.periods.at(time);
                         take(read(&sample, period));
                     }
                     Ok(Record::Lost(lost)) => self.lost += lost.lost,
@@ -234,6 +265,7 @@ impl Rings {
                     _ => {}
                 }
             }
+            self.complete_until = [self.complete_until, drained.full_at].into_iter().flatten().min();
         }
     }
 }
@@ -253,6 +285,8 @@ fn read(sample: &perf_event::data::Sample<'_>, period: u64) -> Sample {
     }
 }
 
+/// Bytes of a record's header (linux/perf_event.h).
+const HEADER: usize = 8;
 /// `PERF_RECORD_SAMPLE` of linux/perf_event.h.
 const PERF_RECORD_SAMPLE: u32 = 9;
 
@@ -314,6 +348,18 @@ mod tests {
         periods.since.extend([(10, 8), (20, 2)]);
         assert_eq!([9, 10, 15].map(|time| periods.at(time)), [1, 8, 8]);
         assert_eq!((periods.at(30), periods.last(), periods.since.len()), (2, 2, 1));
+    }
+
+    #[test]
+    fn a_ring_without_room_is_complete_until_its_last_record() {
+        let mut drained = Drained { bytes: 0, room: 100, time: 0, full_at: None };
+        for time in 1..=8 {
+            drained.sample(10, time);
+        }
+        assert_eq!(drained.full_at, None);
+        // Two more have no room, or were written while the ring was read.
+        (9..=11).for_each(|time| drained.sample(10, time));
+        assert_eq!(drained.full_at, Some(9));
     }
 
     #[test]

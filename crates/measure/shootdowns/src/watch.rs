@@ -12,6 +12,7 @@ use crate::machine;
 use crate::overhead::Overhead;
 use crate::pace::Pace;
 use crate::rings::{Counters, Sample, now};
+use crate::schedule::Part;
 use crate::sources::{Events, NO_REQUEST, Reader, Timing, online_cpus, open_calls, open_flushes, open_timing_or_less};
 use crate::stacks::ProcessStacks;
 use crate::summary::{ProcessSummary, Scale, Summary, Watching, paths_of, process_summary};
@@ -34,8 +35,6 @@ const CYCLE: Duration = Duration::from_millis(50);
 const SHORT_WINDOW: Duration = Duration::from_millis(5);
 /// Shootdowns in a cycle from which on times are measured in the short window only.
 const MANY: u64 = 200;
-/// Records of calls each second from which on the same holds.
-const MANY_CALLS: f64 = 10_000.0;
 /// Processes whose code is kept at a time.
 const MOST_STACKS: usize = 32;
 /// Processes whose allocator is looked up while they run; a process that still runs at the end is read then.
@@ -58,10 +57,6 @@ pub struct Watch {
     timing: Option<Timing>,
     calls: Option<CallRings>,
     call_times: CallTimes,
-    /// Records of calls each second in the last window.
-    call_rate: f64,
-    /// End of the time that windows represent.
-    measured_until: Instant,
     uses_read: Instant,
     begins: Option<BeginRings>,
     paths: Paths,
@@ -131,8 +126,6 @@ impl Watch {
             timing,
             calls,
             call_times: CallTimes::default(),
-            call_rate: 0.0,
-            measured_until: Instant::now(),
             uses_read: Instant::now(),
             begins,
             paths: Paths { kernel, code: HashMap::new(), subjects: HashMap::new(), only, taken: 0, unread: 0 },
@@ -163,11 +156,10 @@ impl Watch {
             }
             let cycle = CYCLE.min(left);
             let now = self.totals().0.unwrap_or(0);
-            let are_many = now.saturating_sub(before) > MANY || self.call_rate > MANY_CALLS;
+            let are_many = now.saturating_sub(before) > MANY || self.calls.as_ref().is_some_and(CallRings::are_many);
             let window = if are_many { SHORT_WINDOW.min(cycle) } else { cycle };
             before = now;
-            self.measure_times(window);
-            sleep(cycle - window);
+            self.measure_times(window, cycle);
             self.read_rings(CYCLE);
             self.set_pace();
             if self.uses_read.elapsed() >= USES_READ {
@@ -196,6 +188,7 @@ impl Watch {
     /// Ends the watch: counting stops, and the recorded samples are processed.
     pub fn finish(&mut self) {
         self.ended = Some((Instant::now(), InterruptCounts::read().unwrap_or_default()));
+        self.end_calls();
         if let Some(events) = &mut self.events {
             events.run(false);
         }
@@ -222,6 +215,7 @@ impl Watch {
         let (now, interrupts) =
             self.ended.clone().unwrap_or_else(|| (Instant::now(), InterruptCounts::read().unwrap_or_default()));
         self.read_usage();
+        let seconds = self.seconds();
         let mut processes: Vec<ProcessSummary> = self
             .tally
             .processes
@@ -232,7 +226,7 @@ impl Watch {
         for process in &mut processes {
             let since_start = process.life.since.saturating_sub(self.started_at);
             process.began = (process.life.since > 0).then(|| Duration::from_nanos(since_start).as_secs_f64());
-            process.call_seconds = self.calls.as_ref().map(|_| self.call_times.of(process.life));
+            process.call_seconds = self.calls.as_ref().map(|_| self.call_times.of(process.life, seconds));
         }
         let [lost_sent, lost_received, lost_stacks, lost_times] = self.lost();
         let lost_begins = self.begins.as_ref().map_or(0, |begins| begins.lost);
@@ -275,18 +269,35 @@ impl Watch {
         self.ended.as_ref().map_or_else(Instant::now, |(at, _)| *at).duration_since(self.started).as_secs_f64()
     }
 
-    /// Measures times for so long; the window represents the time since the last one.
-    fn measure_times(&mut self, window: Duration) {
+    /// Lasts for a cycle. Measures times of interrupts in the window at its begin, and times of calls.
+    fn measure_times(&mut self, window: Duration, cycle: Duration) {
+        let begin = Instant::now();
+        let wait = |until: Duration| sleep(until.saturating_sub(begin.elapsed()));
+        let part = self.calls.as_mut().map_or(Part::None, CallRings::begin_cycle);
         self.run_timing(true);
-        sleep(window);
+        wait(window);
         self.run_timing(false);
-        let represented = self.measured_until.elapsed();
-        self.measured_until += represented;
-        catch_up(&mut self.begins, &mut self.tally, now());
-        let life = |pid, time| self.tally.life(pid, time);
-        if let Some(calls) = &mut self.calls {
-            self.call_rate = calls.drain_into(&mut self.call_times, represented, life);
+        if let Part::Begin(length) = part {
+            wait(length.min(cycle));
+            self.end_calls();
         }
+        self.read_timing();
+        wait(cycle);
+        if part == Part::All {
+            self.end_calls();
+        }
+    }
+
+    /// Adds the time in calls since the begin of their window.
+    fn end_calls(&mut self) {
+        let Some(calls) = &mut self.calls else { return };
+        catch_up(&mut self.begins, &mut self.tally, now());
+        calls.end_part(&mut self.call_times, |pid, time| self.tally.life(pid, time));
+    }
+
+    /// Reads the records of the last window.
+    fn read_timing(&mut self) {
+        catch_up(&mut self.begins, &mut self.tally, now());
         let Some(timing) = &mut self.timing else { return };
         let mut moments = Vec::new();
         for (step, request, rings) in &mut timing.rings {
@@ -299,13 +310,10 @@ impl Watch {
                 moments.extend(request.map(|request| Moment { time, cpu, pid, tid, step: *step, request }));
             });
         }
-        self.times.add(&mut moments, life);
+        self.times.add(&mut moments, |pid, time| self.tally.life(pid, time));
     }
 
     fn run_timing(&mut self, on: bool) {
-        if let Some(calls) = &mut self.calls {
-            calls.run(on);
-        }
         for (_, _, rings) in self.timing.iter_mut().flat_map(|timing| &mut timing.rings) {
             rings.run(on);
         }
