@@ -123,6 +123,11 @@ pub struct Budget {
 }
 
 impl Budget {
+    /// Bytes that are left.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
     /// Takes `bytes` from the budget. Returns false and takes nothing where fewer are left.
     #[must_use]
     pub fn spend(&mut self, bytes: u64) -> bool {

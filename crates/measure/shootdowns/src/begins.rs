@@ -1,7 +1,7 @@
 //! Records of clone(2) and execve(2) on all CPUs.
 
 use crate::lives::{Begin, Origin};
-use crate::rings::now;
+use crate::rings::{AT_ONCE, now};
 use crate::tracepoints::NoTracepoint;
 use perf_event::events::Software;
 use perf_event::{Builder, Clock, SampleFlag, Sampler};
@@ -16,7 +16,7 @@ const FORK: u32 = 7;
 /// `PERF_RECORD_MISC_COMM_EXEC`: the name changed by an execve(2).
 const BY_EXEC: u16 = 1 << 13;
 
-/// Bytes of the shortest of these records: of an execve(2) of a program with a short name.
+/// Bytes of the shortest record: an execve(2) with a short name.
 const SHORTEST: usize = 24;
 
 /// The rings of all CPUs.
@@ -51,7 +51,8 @@ impl BeginRings {
         }
         self.until = now();
         for ring in &mut self.rings {
-            while let Some(record) = ring.next_record() {
+            for _ in 0..AT_ONCE {
+                let Some(record) = ring.next_record() else { break };
                 let (kind, misc, bytes) = (record.ty(), record.misc(), record.to_contiguous());
                 match kind {
                     LOST => self.lost += lost(&bytes).unwrap_or(0),

@@ -31,6 +31,13 @@ pub(crate) struct Mark {
     is_begin: bool,
 }
 
+/// Maximum number of processes with times. It exceeds the maximum number of processes with counts.
+const MOST_PROCESSES: usize = 16_384;
+/// The other processes that are left if there are more.
+const MOST_OTHERS: usize = 4096;
+/// Maximum number of threads whose last mark is kept.
+const MOST_THREADS: usize = 65_536;
+
 /// A time in which all calls are recorded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
@@ -45,6 +52,8 @@ pub(crate) struct Window {
 #[derive(Debug, Default)]
 pub(crate) struct CallTimes {
     seconds: HashMap<Life, f64>,
+    /// Sums that were dropped to bound memory.
+    pub left_out: u64,
     /// Seconds that all windows represent.
     represented: f64,
     /// Threads that were seen since `seen_since`, with the begin of the call that they are in.
@@ -78,8 +87,7 @@ impl CallTimes {
             match (mark.is_begin, before) {
                 (true, _) => {}
                 (false, Some(Some((pid, since)))) => add(pid, since.max(window.begin), mark.time),
-                // A call that began before the first of these windows. A later end without a begin is the rest of a
-                // lost pair.
+                // The call began before the first window. A later end without a begin is the rest of a lost pair.
                 (false, None) => add(mark.pid, self.seen_since, mark.time),
                 (false, Some(None)) => {}
             }
@@ -87,6 +95,29 @@ impl CallTimes {
         for &(pid, since) in self.threads.values().flatten() {
             add(pid, since.max(window.begin), window.end);
         }
+    }
+
+    /// Drops the times of all but these processes and the largest others if there are too many. A process may send its
+    /// first shootdown after long calls.
+    pub fn make_room(&mut self, is_kept: impl Fn(Life) -> bool) {
+        if self.threads.len() > MOST_THREADS {
+            self.threads.retain(|_, call| call.is_some());
+            self.seen_since = self.until;
+        }
+        if self.threads.len() > MOST_THREADS {
+            self.threads.clear();
+        }
+        let before = self.seconds.len();
+        if before <= MOST_PROCESSES {
+            return;
+        }
+        let others = self.seconds.iter().filter(|(life, _)| !is_kept(**life));
+        let mut others: Vec<(Life, f64)> = others.map(|(&life, &seconds)| (life, seconds)).collect();
+        others.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for (life, _) in others.into_iter().skip(MOST_OTHERS) {
+            self.seconds.remove(&life);
+        }
+        self.left_out += (before - self.seconds.len()) as u64;
     }
 
     /// Seconds of one process in a watch of so many seconds.
@@ -126,7 +157,7 @@ impl CallRings {
         self.schedule.are_many
     }
 
-    /// Begins a cycle. Returns the part of it, from its begin on, in which calls are recorded.
+    /// Begins a cycle. Returns its part in which calls are recorded.
     pub fn begin_cycle(&mut self) -> Part {
         let part = self.schedule.next();
         if part != Part::None && self.since.is_none() {
@@ -276,6 +307,22 @@ mod tests {
         times.add(&mut [mark(155, 10, false)], window(150, 160, 1.0), old);
         times.add(&mut [], window(170, 180, 1.0), old);
         assert_eq!(milliseconds(&times), [10.0, 0.0]);
+    }
+
+    #[test]
+    fn the_number_of_processes_and_threads_is_bounded() {
+        let mut times = CallTimes::default();
+        let count = 2 * MOST_THREADS as i32;
+        let mut marks: Vec<Mark> = (0..count)
+            .flat_map(|pid| [(101, true), (102, false)].map(|(time, begins)| mark(time, 10 * pid, begins)))
+            .collect();
+        marks.push(mark(103, 10 * count, true));
+        times.add(&mut marks, window(100, 110, 1.0), old);
+        times.make_room(|life| life.pid < 10);
+        assert_eq!((times.threads.len(), times.seen_since), (1, 110 * MILLISECOND));
+        assert!((MOST_OTHERS..MOST_OTHERS + 11).contains(&times.seconds.len()), "{}", times.seconds.len());
+        assert_eq!(times.seconds.len() as u64 + times.left_out, count as u64 + 1);
+        assert!(times.seconds.contains_key(&old(count, 0)), "the longest");
     }
 
     #[test]

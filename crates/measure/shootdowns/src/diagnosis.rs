@@ -19,12 +19,15 @@ const SMALLEST_SHARE: f64 = 0.02;
 /// Fewer stacks than this prove nothing: a share of a half may as well be a quarter or three quarters.
 pub const FEWEST_STACKS: f64 = 20.0;
 
+/// Maximum length of a command line, in bytes. Flags come first.
+const MOST_WORDS: usize = 64 << 10;
+
 /// The cause of one process's shootdowns.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diagnosis {
     /// The process.
     pub pid: i32,
-    /// What tells it from other programs with its number.
+    /// The program, among all programs with this number.
     #[serde(skip)]
     pub life: Life,
     /// Its allocator with the evidence for it; `None` if its files cannot be read any more.
@@ -189,7 +192,8 @@ impl Subject {
             }
             _ => None,
         };
-        let words = ProcessFiles::of(pid).bytes("cmdline").unwrap_or_default();
+        let mut words = ProcessFiles::of(pid).bytes("cmdline").unwrap_or_default();
+        words.truncate(MOST_WORDS);
         let words = words.split(|&byte| byte == 0).map(|word| process_view::printable(&String::from_utf8_lossy(word)));
         Self { start, allocator, environment: Environment::parse(&environment), words: words.collect(), object }
     }

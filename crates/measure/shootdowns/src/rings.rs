@@ -46,7 +46,7 @@ const STACKS: usize = 512 << 10;
 /// Bytes of stack in a sample; perf's default.
 const STACK_BYTES: u32 = 8 << 10;
 /// Events in one drain of a ring, so that a storm cannot hold the reader for ever.
-const AT_ONCE: usize = 20_000;
+pub(crate) const AT_ONCE: usize = 20_000;
 
 /// One sample.
 #[derive(Clone, Debug, Default)]

@@ -51,6 +51,13 @@ pub struct Frame {
     pub index: Option<usize>,
 }
 
+impl Frame {
+    /// Bytes that it takes.
+    pub(crate) fn memory(&self) -> usize {
+        size_of::<Self>() + self.object.len() + self.function.as_ref().map_or(0, String::len)
+    }
+}
+
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.function {
@@ -87,6 +94,11 @@ impl ProcessStacks {
             budget: UNWIND_TABLES_OF_PROCESS.budget(),
             looked: Instant::now(),
         })
+    }
+
+    /// Bytes of its unwinding tables and names.
+    pub(crate) fn memory(&self) -> u64 {
+        UNWIND_TABLES_OF_PROCESS.bytes() - self.budget.left() + self.code.memory()
     }
 
     /// The process's objects.

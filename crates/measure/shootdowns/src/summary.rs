@@ -54,12 +54,27 @@ pub struct Watching {
     pub lost_times: u64,
     /// Records of clone(2) and execve(2), by which programs with the same number are counted apart.
     pub lost_begins: u64,
+    /// Results that are not kept, to bound memory.
+    pub left_out: LeftOut,
     /// CPU seconds of pagelift for reading, unwinding and naming.
     pub cpu_seconds: f64,
     /// Nanoseconds for which each shootdown that was counted held its thread up, measured on this machine.
     pub nanoseconds_per_record: Option<f64>,
     /// Nanoseconds of a stack, likewise.
     pub nanoseconds_per_stack: Option<f64>,
+}
+
+/// Results that are not kept, to bound memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Processes whose counts are in [`Summary::others`]; a process that was left out twice counts twice.
+    pub processes: u64,
+    /// Sampled shootdowns, sent and received, that are in the counts of no thread.
+    pub threads: u64,
+    /// Shootdowns of sampled stacks whose call paths are not kept.
+    pub paths: u64,
+    /// Times of processes: in calls, waiting or interrupted. Processes without a shootdown are left out first.
+    pub times: u64,
 }
 
 /// Processes that are not shown by themselves.
@@ -95,7 +110,7 @@ impl Others {
 pub struct ProcessSummary {
     /// Its number.
     pub pid: i32,
-    /// What tells it from other programs with its number.
+    /// The program, among all programs with this number.
     #[serde(skip)]
     pub life: Life,
     /// Seconds from the start of the watch to the begin of its process or program; `None` if it began before.
@@ -140,8 +155,7 @@ pub struct ProcessSummary {
 pub struct ThreadSummary {
     /// Its number.
     pub tid: i32,
-    /// Nanoseconds of CLOCK_MONOTONIC at its begin, which tells it from other threads with its number; 0 if it began before the
-    /// watch.
+    /// Nanoseconds of CLOCK_MONOTONIC at its begin; 0 if it began before the watch. The kernel reuses numbers.
     #[serde(skip)]
     pub since: u64,
     /// Its name.

@@ -1,12 +1,11 @@
 //! Adds samples up by process, thread and call path.
 
 use crate::cause::Cause;
-use crate::diagnosis::Subject;
 use crate::identity::{ENDED, Identity, name_of, thread_name};
 use crate::lives::{Begin, Begins, Life, Origin};
 use crate::reason::Flushed;
 use crate::stacks::Frame;
-use crate::usage::{Usage, Used};
+use crate::usage::{MOST_USAGES, Usage, Used};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -18,6 +17,12 @@ const AT_ONCE: usize = MOST_PROCESSES / 4;
 const HEAVIEST: usize = 64;
 const MOST_THREADS: usize = 1024;
 const MOST_PATHS: usize = 512;
+/// Maximum memory of the threads and call paths of all processes, in bytes.
+const MOST_MEMORY: usize = 64 << 20;
+/// Memory that is left to them if there is no room.
+const LEFT_MEMORY: usize = MOST_MEMORY / 4 * 3;
+/// Memory of a thread or call path beside its texts, numbers and frames.
+const EACH: usize = 128;
 
 /// The sums of all samples.
 #[derive(Debug, Default)]
@@ -28,6 +33,12 @@ pub(crate) struct Tally {
     pub received: u64,
     /// Weights of processes that were left out to make room.
     pub others: Others,
+    /// Their number; a process that was left out twice counts twice.
+    pub evicted: u64,
+    /// Weights of all stacks.
+    on_stacks: u64,
+    /// Memory of all threads and call paths.
+    memory: usize,
     /// The process that alone is watched, which stays.
     only: Option<i32>,
     begins: Begins,
@@ -69,7 +80,9 @@ pub(crate) struct ProcessTally {
     pub paths: HashMap<(Cause, Vec<u64>), PathTally>,
     /// Weights of the stack samples together, including samples without room for their path.
     pub on_stacks: u64,
-    /// Their number, and the sum of their weights' squares.
+    /// Memory of its threads and call paths.
+    memory: usize,
+    /// The number of stacks, and the sum of their weights' squares.
     pub stacks: u64,
     pub squares: f64,
 }
@@ -121,27 +134,80 @@ impl Tally {
     /// Adds a sample of a sender.
     pub fn add_sent(&mut self, seen: Seen, flushed: Option<Flushed>, weight: u64) {
         self.sent += weight;
-        let (process, begins) = self.process(seen.pid, seen.time);
-        process.sent += weight;
-        if let Some(flushed) = flushed {
-            process.flushes.add(flushed, weight);
-        }
-        if let Some(thread) = process.thread(seen, begins) {
-            thread.sent += weight;
-        }
+        self.add(seen.pid, seen.time, |process, begins| {
+            process.sent += weight;
+            if let Some(flushed) = flushed {
+                process.flushes.add(flushed, weight);
+            }
+            if let Some(thread) = process.thread(seen, begins) {
+                thread.sent += weight;
+            }
+        });
     }
 
     /// Adds a sample of a receiver.
     pub fn add_received(&mut self, seen: Seen, weight: u64) {
         self.received += weight;
-        let (process, begins) = self.process(seen.pid, seen.time);
-        process.received += weight;
-        if let Some(thread) = process.thread(seen, begins) {
-            thread.received += weight;
+        self.add(seen.pid, seen.time, |process, begins| {
+            process.received += weight;
+            if let Some(thread) = process.thread(seen, begins) {
+                thread.received += weight;
+            }
+        });
+    }
+
+    /// Adds a stack; `frames` names a path that is new.
+    pub fn add_stack(
+        &mut self,
+        seen: Seen,
+        (cause, addresses): (Cause, Vec<u64>),
+        weight: u64,
+        frames: impl FnOnce(&[u64]) -> Vec<Frame>,
+    ) {
+        self.on_stacks += weight;
+        self.add(seen.pid, seen.time, |process, _| process.add_path(cause, addresses, weight, frames));
+    }
+
+    /// Adds to a process at a time.
+    fn add(&mut self, pid: i32, time: u64, to: impl FnOnce(&mut ProcessTally, &Begins)) {
+        let (process, begins) = self.process(pid, time);
+        let before = process.memory;
+        to(process, begins);
+        let more = process.memory - before;
+        self.memory += more;
+        if self.memory > MOST_MEMORY {
+            self.shed();
         }
     }
 
-    /// Takes note of a new owner of a number, which was read now. Samples of that time may follow, earlier ones too.
+    /// Drops threads and call paths, of the least active senders first and of the process that alone is watched last.
+    fn shed(&mut self) {
+        let only = self.only;
+        let mut lightest: Vec<&mut ProcessTally> = Vec::new();
+        let mut last = Vec::new();
+        for (life, process) in &mut self.processes {
+            if only == Some(life.pid) { last.push(process) } else { lightest.push(process) }
+        }
+        lightest.sort_by_key(|process| (process.sent, process.received));
+        for process in lightest.into_iter().chain(last) {
+            if self.memory <= LEFT_MEMORY {
+                break;
+            }
+            self.memory -= process.shed();
+        }
+    }
+
+    /// The weights for whose threads, and for whose call paths, there was no room.
+    pub fn left_out(&self) -> [u64; 2] {
+        let (mut threads, mut paths) = (0, 0);
+        for process in self.processes.values() {
+            threads += process.threads.values().map(|thread| thread.sent + thread.received).sum::<u64>();
+            paths += process.paths.values().map(|path| path.weight).sum::<u64>();
+        }
+        [(self.sent + self.received).saturating_sub(threads), self.on_stacks.saturating_sub(paths)]
+    }
+
+    /// Adds a new owner of a number, which was read now. Samples of its predecessor may follow.
     pub fn begin(&mut self, begin: Begin, now: u64) {
         for begin in self.begins.add(begin, now) {
             self.end_owner(&begin);
@@ -176,7 +242,7 @@ impl Tally {
     }
 
     /// The tally of a process at a time, which is named when it is met first.
-    pub fn process(&mut self, pid: i32, time: u64) -> (&mut ProcessTally, &Begins) {
+    fn process(&mut self, pid: i32, time: u64) -> (&mut ProcessTally, &Begins) {
         let life = self.life(pid, time);
         if !self.processes.contains_key(&life) {
             if self.processes.len() >= MOST_PROCESSES {
@@ -200,16 +266,17 @@ impl Tally {
             None if life.since == 0 => self.usage_before.get(&life.pid).copied(),
             _ => None,
         };
+        let is_unknown = life.since == 0 && before.is_none() && self.usage_before.len() >= MOST_USAGES;
         ProcessTally {
             name: name.unwrap_or_else(|| ENDED.to_owned()),
             start: identity.start,
             is_kernel_thread: identity.is_kernel_thread,
-            used: Used { before, last: None },
+            used: Used { before, last: None, is_unknown },
             ..ProcessTally::default()
         }
     }
 
-    /// The name of a process that has ended, by its begin at this time: after a clone(2) that of the parent.
+    /// The name of an ended process by its begin at this time: the program's name, or the parent's after a clone(2).
     fn name_by(&self, origin: &Origin, time: u64) -> Option<String> {
         let parent = match origin {
             Origin::Exec { name } => return Some(name.clone()),
@@ -217,11 +284,6 @@ impl Tally {
         };
         let known = self.processes.get(&parent).map(|parent| parent.name.clone());
         known.or_else(|| name_of(parent.pid).filter(|_| self.is_current(parent)))
-    }
-
-    /// The facts about a process at this moment; none if it does not run the program of this life any more.
-    pub fn subject_of(&self, life: Life) -> Subject {
-        if self.is_current(life) { Subject::of(life.pid) } else { Subject::default() }
     }
 
     /// Weights sent by all processes and programs with this number.
@@ -251,7 +313,8 @@ impl Tally {
         // The order by weight is kept among both.
         let (ended, living): (Vec<_>, Vec<_>) = lightest.into_iter().partition(|&(life, _)| self.has_ended(life));
         for (life, (sent, received)) in ended.into_iter().chain(living).take(AT_ONCE) {
-            self.processes.remove(&life);
+            self.memory -= self.processes.remove(&life).map_or(0, |process| process.memory);
+            self.evicted += 1;
             self.others.sent += sent;
             self.others.received += received;
         }
@@ -285,19 +348,21 @@ impl ProcessTally {
             }
             let is_current = begins.is_last(tid, since) && begins.is_last(pid, time);
             let name = thread_name(pid, tid).filter(|_| is_current).unwrap_or_else(|| ENDED.to_owned());
+            self.memory += EACH + name.len();
             self.threads.insert((tid, since), ThreadTally { name, ..ThreadTally::default() });
         }
         self.threads.get_mut(&(tid, since))
     }
 
+    /// Drops threads and call paths. Returns their memory.
+    fn shed(&mut self) -> usize {
+        self.threads.clear();
+        self.paths.clear();
+        std::mem::take(&mut self.memory)
+    }
+
     /// Adds a stack; `frames` names a path that is new.
-    pub fn add_path(
-        &mut self,
-        cause: Cause,
-        addresses: Vec<u64>,
-        weight: u64,
-        frames: impl FnOnce(&[u64]) -> Vec<Frame>,
-    ) {
+    fn add_path(&mut self, cause: Cause, addresses: Vec<u64>, weight: u64, frames: impl FnOnce(&[u64]) -> Vec<Frame>) {
         self.on_stacks += weight;
         self.stacks += 1;
         self.squares += (weight as f64).powi(2);
@@ -307,6 +372,7 @@ impl ProcessTally {
             path.weight += weight;
         } else if !is_full {
             let frames = frames(&key.1);
+            self.memory += EACH + size_of_val(&*key.1) + frames.iter().map(Frame::memory).sum::<usize>();
             self.paths.insert(key, PathTally { weight, frames });
         }
     }
@@ -441,6 +507,39 @@ mod tests {
         }
         assert_eq!(process.stacks, 3);
         assert!(process.effective_stacks() < 1.1, "{}", process.effective_stacks());
+    }
+
+    #[test]
+    fn the_memory_of_all_processes_is_bounded_and_the_largest_senders_keep_their_details() {
+        let (mut tally, largest) = (Tally::default(), NOBODY + 2_000);
+        tally.add_sent(seen(largest, 1), None, 1_000_000);
+        let frame = Frame { object: "o".repeat(1000), function: None, address: 1, index: None };
+        for pid in (NOBODY..NOBODY + 2_000).chain([largest]) {
+            for path in 0..64 {
+                tally.add_stack(seen(pid, 1), (Cause::Munmap, vec![path]), 1, |_| vec![frame.clone()]);
+            }
+            tally.add_sent(seen(pid, 1), None, 1);
+        }
+        let sum: usize = tally.processes.values().map(|process| process.memory).sum();
+        assert_eq!(sum, tally.memory);
+        assert!(sum <= MOST_MEMORY, "{sum}");
+        assert_eq!(tally.processes[&old(largest)].paths.len(), 64);
+        let kept: usize = tally.processes.values().map(|process| process.paths.len()).sum();
+        let threads: usize = tally.processes.values().map(|process| process.threads.len()).sum();
+        // The first sample of the largest sender has another weight.
+        let [of_threads, of_paths] = tally.left_out();
+        assert_eq!((of_threads, of_paths), (2_001 - threads as u64, 64 * 2_001 - kept as u64));
+        assert!(kept > 64 && kept < 64 * 2_001);
+    }
+
+    #[test]
+    fn processes_that_make_room_are_counted() {
+        let mut tally = Tally::default();
+        for pid in NOBODY..NOBODY + 5_000 {
+            tally.add_sent(seen(pid, 1), None, 1);
+        }
+        assert_eq!(tally.evicted, 5_000 - tally.processes.len() as u64);
+        assert_eq!(tally.left_out(), [tally.evicted, 0]);
     }
 
     #[test]

@@ -8,6 +8,9 @@
 use crate::lives::Life;
 use std::collections::HashMap;
 
+/// Maximum number of processes with times. It exceeds the maximum number of processes with counts.
+const MOST_TIMES: usize = 16_384;
+
 /// One record of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
@@ -64,6 +67,8 @@ pub struct TimesByProcess {
     pub waited: HashMap<Life, Times>,
     /// In the handler, by the process that was interrupted.
     pub interrupted: HashMap<Life, Times>,
+    /// Sums that were dropped to bound memory.
+    pub left_out: u64,
 }
 
 /// A shootdown under way.
@@ -99,6 +104,17 @@ impl TimesByProcess {
                     self.answer(moment, &mut open, &mut senders);
                 }
             }
+        }
+    }
+
+    /// Drops the times of all but these processes if there are too many.
+    pub fn make_room(&mut self, is_kept: impl Fn(Life) -> bool) {
+        for times in [&mut self.waited, &mut self.interrupted] {
+            let before = times.len();
+            if before > MOST_TIMES {
+                times.retain(|&life, _| is_kept(life));
+            }
+            self.left_out += (before - times.len()) as u64;
         }
     }
 
@@ -169,6 +185,19 @@ mod tests {
         times.add(&mut [moment(10, 1, 20, Step::Entered, 2), moment(12, 1, 20, Step::Left, 2)], old);
         assert!(times.waited.is_empty(), "{times:?}");
         assert_eq!(times.interrupted[&old(2, 0)].count, 1);
+    }
+
+    #[test]
+    fn the_number_of_processes_is_bounded() {
+        let mut times = TimesByProcess::default();
+        let most = MOST_TIMES as i32;
+        times.waited = (0..=most).map(|pid| (old(pid, 0), Times::default())).collect();
+        times.interrupted = (0..most).map(|pid| (old(pid, 0), Times::default())).collect();
+        times.make_room(|life| life.pid < 10);
+        assert_eq!(
+            (times.waited.len(), times.interrupted.len(), times.left_out),
+            (10, MOST_TIMES, MOST_TIMES as u64 - 9)
+        );
     }
 
     #[test]

@@ -50,20 +50,25 @@ pub(crate) struct Used {
     pub before: Option<Usage>,
     /// As last read.
     pub last: Option<Usage>,
+    /// The usage at the start of the watch was not kept.
+    pub is_unknown: bool,
 }
 
 impl Used {
     /// Page faults and kernel seconds; `None` if it had ended before they could be read.
     pub fn sums(&self) -> Option<(u64, f64)> {
-        self.last.map(|last| last.since(self.before.as_ref()))
+        self.last.filter(|_| !self.is_unknown).map(|last| last.since(self.before.as_ref()))
     }
 }
 
-/// The usage of all processes up to now.
+/// Maximum number of processes whose usage at the start of the watch is kept.
+pub(crate) const MOST_USAGES: usize = 65_536;
+
+/// The usage of all processes up to now; of [`MOST_USAGES`] if there are more.
 pub(crate) fn of_all() -> HashMap<i32, Usage> {
     let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    numbers.filter_map(|pid| Some((pid, Usage::of(pid)?))).collect()
+    numbers.filter_map(|pid| Some((pid, Usage::of(pid)?))).take(MOST_USAGES).collect()
 }
 
 #[cfg(test)]
@@ -87,6 +92,13 @@ mod tests {
         assert_eq!(usage(1, 10).since(Some(&usage(1, 4))), (6, 6.0));
         assert_eq!(usage(2, 3).since(Some(&usage(1, 4))), (3, 3.0));
         assert_eq!(usage(2, 3).since(None), (3, 3.0));
+    }
+
+    #[test]
+    fn use_since_an_unknown_moment_is_unknown() {
+        let used = Used { last: Some(Usage::default()), ..Used::default() };
+        assert_eq!(used.sums(), Some((0, 0.0)));
+        assert_eq!(Used { is_unknown: true, ..used }.sums(), None);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::rings::{Counters, Sample, now};
 use crate::schedule::Part;
 use crate::sources::{Events, NO_REQUEST, Reader, Timing, online_cpus, open_calls, open_flushes, open_timing_or_less};
 use crate::stacks::ProcessStacks;
-use crate::summary::{ProcessSummary, Scale, Summary, Watching, paths_of, process_summary};
+use crate::summary::{LeftOut, ProcessSummary, Scale, Summary, Watching, paths_of, process_summary};
 use crate::tally::{Seen, Tally};
 use crate::times::{Moment, TimesByProcess};
 use crate::tracepoints::NoTracepoint;
@@ -37,6 +37,8 @@ const SHORT_WINDOW: Duration = Duration::from_millis(5);
 const MANY: u64 = 200;
 /// Processes whose code is kept at a time.
 const MOST_STACKS: usize = 32;
+/// Bytes of code above which all code is dropped before another process is read.
+const MOST_CODE: u64 = 256 << 20;
 /// Processes whose allocator is looked up while they run; a process that still runs at the end is read then.
 const MOST_SUBJECTS: usize = 256;
 
@@ -248,6 +250,7 @@ impl Watch {
                 lost_stacks,
                 lost_times,
                 lost_begins,
+                left_out: self.left_out(),
                 cpu_seconds: self.cpu_taken().as_secs_f64(),
                 nanoseconds_per_record: self.overhead.map(|overhead| overhead.record),
                 nanoseconds_per_stack: self.overhead.map(|overhead| overhead.stack),
@@ -258,10 +261,17 @@ impl Watch {
     /// The cause of the shootdowns of a process in the results.
     pub fn diagnose(&self, process: &ProcessSummary) -> Diagnosis {
         let life = process.life;
-        let (now, then) = (self.tally.subject_of(life), self.paths.subjects.get(&life));
+        let (now, then) = (subject_of(&self.tally, life), self.paths.subjects.get(&life));
         let start = self.tally.processes.get(&life).and_then(|process| process.start);
         let unknown = Subject::default();
         Subject::choose(&now, then, start).unwrap_or(&unknown).diagnose(process, self.seconds())
+    }
+
+    /// The results for which there was no room.
+    fn left_out(&self) -> LeftOut {
+        let [threads, paths] = self.tally.left_out();
+        let times = self.call_times.left_out + self.times.left_out;
+        LeftOut { processes: self.tally.evicted, threads, paths, times }
     }
 
     /// Seconds since the start, up to the end if it has ended.
@@ -293,6 +303,7 @@ impl Watch {
         let Some(calls) = &mut self.calls else { return };
         catch_up(&mut self.begins, &mut self.tally, now());
         calls.end_part(&mut self.call_times, |pid, time| self.tally.life(pid, time));
+        self.call_times.make_room(|life| self.tally.processes.contains_key(&life));
     }
 
     /// Reads the records of the last window.
@@ -311,6 +322,7 @@ impl Watch {
             });
         }
         self.times.add(&mut moments, |pid, time| self.tally.life(pid, time));
+        self.times.make_room(|life| self.tally.processes.contains_key(&life));
     }
 
     fn run_timing(&mut self, on: bool) {
@@ -382,11 +394,13 @@ impl Paths {
         self.taken += 1;
         let cause = self.cause(&sample, reader);
         let life = tally.life(sample.pid, sample.time);
-        if self.code.len() >= MOST_STACKS && !self.code.contains_key(&life) {
+        let memory: u64 = self.code.values().flatten().map(ProcessStacks::memory).sum();
+        let is_full = self.code.len() >= MOST_STACKS || memory > MOST_CODE;
+        if is_full && !self.code.contains_key(&life) {
             self.code.clear();
         }
         if self.subjects.len() < MOST_SUBJECTS {
-            self.subjects.entry(life).or_insert_with(|| tally.subject_of(life));
+            self.subjects.entry(life).or_insert_with(|| subject_of(tally, life));
         }
         let is_current = tally.is_current(life);
         let read = || is_current.then(|| ProcessStacks::of(sample.pid).ok()).flatten();
@@ -395,7 +409,7 @@ impl Paths {
             (Some(code), Some(user)) => code.unwind(user),
             _ => Vec::new(),
         };
-        tally.process(sample.pid, sample.time).0.add_path(cause, addresses, sample.weight, |addresses| {
+        tally.add_stack(seen(&sample), (cause, addresses), sample.weight, |addresses| {
             let name = |code: &mut ProcessStacks| addresses.iter().map(|&address| code.name(address)).collect();
             code.as_mut().map(name).unwrap_or_default()
         });
@@ -417,6 +431,11 @@ fn catch_up(begins: &mut Option<BeginRings>, tally: &mut Tally, time: u64) {
     if let Some(begins) = begins {
         begins.catch_up(time, |begin, now| tally.begin(begin, now));
     }
+}
+
+/// The facts about a process at this moment; none if it does not run the program of this life any more.
+fn subject_of(tally: &Tally, life: Life) -> Subject {
+    if tally.is_current(life) { Subject::of(life.pid) } else { Subject::default() }
 }
 
 fn seen(sample: &Sample) -> Seen {

@@ -59,6 +59,11 @@ impl ProcessCode {
         Ok(Self { process, space, objects, names, budget: SYMBOLS.budget() })
     }
 
+    /// Bytes of the names that were read.
+    pub fn memory(&self) -> u64 {
+        SYMBOLS.bytes() - self.budget.left()
+    }
+
     /// Its objects, the executable first.
     pub fn objects(&self) -> &[LoadedObject] {
         &self.objects

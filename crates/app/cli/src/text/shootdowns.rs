@@ -5,7 +5,7 @@ use super::number::grouped;
 use super::table::{align_right, table, trimmed};
 use shootdowns::diagnosis::{Behaviour, FEWEST_STACKS, Finding, Remedy, Returning};
 use shootdowns::severity::Level;
-use shootdowns::summary::{PathSummary, ProcessSummary};
+use shootdowns::summary::{LeftOut, PathSummary, ProcessSummary};
 use shootdowns::{Diagnosis, Evidence, Severity, Summary};
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -428,6 +428,7 @@ fn notes(summary: &Summary) -> String {
     if !lost.is_empty() {
         let _ = writeln!(text, "Samples lost, since they came faster than they were read: {}.", lost.join(", "));
     }
+    text += &left_out(&watching.left_out);
     for refused in &summary.refused {
         let _ = writeln!(text, "Not used: {refused}");
     }
@@ -438,6 +439,22 @@ fn notes(summary: &Summary) -> String {
         text += "Shootdowns are not observable here; that does not mean that there are none.\n";
     }
     if text == "\n" { String::new() } else { text }
+}
+
+/// The results that are not kept.
+fn left_out(left_out: &LeftOut) -> String {
+    let parts = [
+        (left_out.processes, "processes"),
+        (left_out.threads, "shootdowns of threads"),
+        (left_out.paths, "shootdowns with call paths"),
+        (left_out.times, "times of processes"),
+    ];
+    let parts: Vec<String> = parts
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{} {what}", grouped(*count)))
+        .collect();
+    if parts.is_empty() { String::new() } else { format!("Left out, to bound memory: {}.\n", parts.join(", ")) }
 }
 
 fn per_second(count: f64, seconds: f64) -> String {

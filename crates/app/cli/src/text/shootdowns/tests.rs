@@ -259,3 +259,33 @@ fn rates_are_readable() {
     assert_eq!(per_second(2_469_134.0, 2.0), "1,234,567");
     assert_eq!(grouped(999), "999");
 }
+
+#[test]
+fn results_for_which_there_was_no_room_are_counted() {
+    let mut summary = summary(Evidence::TlbTracepoint);
+    assert!(!text(&summary, &[], None).contains("Left out"));
+    summary.watching.left_out = LeftOut { processes: 1_024, threads: 0, paths: 7, times: 0 };
+    let line = "Left out, to bound memory: 1,024 processes, 7 shootdowns with call paths.\n";
+    assert!(text(&summary, &[], None).contains(line));
+}
+
+#[test]
+fn a_diagnosis_belongs_to_one_program_of_a_number() {
+    let mut summary = summary(Evidence::TlbTracepoint);
+    let second = ProcessSummary { life: Life { pid: 1, since: 5 }, ..process(1, "second", 3.0) };
+    summary.processes.push(second);
+    let diagnosis = Diagnosis { life: Life { pid: 1, since: 5 }, ..diagnosis(1, Vec::new()) };
+    let shown = text(&summary, &[diagnosis], None);
+    assert!(shown.contains("\n1 second: ") && !shown.contains("\n1 init: "), "{shown}");
+}
+
+#[test]
+fn a_watched_process_that_sent_before_it_executed_a_program_sends_some() {
+    let mut summary = summary(Evidence::TlbTracepoint);
+    let silent = ProcessSummary { life: Life { pid: 7, since: 5 }, received: 1.0, ..process(7, "second", 0.0) };
+    summary.watched = Some(7);
+    summary.processes = vec![silent];
+    assert!(text(&summary, &[], None).contains("7 second sends none: do nothing"));
+    summary.processes.push(process(7, "first", 3.0));
+    assert!(!text(&summary, &[], None).contains("sends none"));
+}
