@@ -23,6 +23,7 @@ mod roles;
 mod semaphores;
 mod smaps;
 mod space;
+mod unnamed;
 
 pub use address::{Address, AddressRange};
 pub use auxiliary::AuxiliaryVector;
@@ -40,3 +41,4 @@ pub use roles::assign_roles;
 pub use semaphores::semaphores;
 pub use smaps::{MappingFlags, MappingUsage, guards_branches, parse_flags, parse_smaps};
 pub use space::AddressSpace;
+pub use unnamed::UnnamedMapping;

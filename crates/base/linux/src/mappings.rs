@@ -4,7 +4,7 @@
 
 use crate::text::open_of_process;
 use crate::watch::watched;
-use address_space::{Address, AddressRange, Mapping, Protection};
+use address_space::{Address, AddressRange, Protection, UnnamedMapping};
 use nix::errno::Errno;
 use std::fs::File;
 use std::io;
@@ -49,30 +49,6 @@ mod request {
         /// `PROCMAP_QUERY` (Linux 6.11, `linux/fs.h`).
         query, b'f', 17, Query
     );
-}
-
-/// A mapping without its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnnamedMapping {
-    /// Addresses.
-    pub range: AddressRange,
-    /// Protection.
-    pub protection: Protection,
-    /// `MAP_SHARED`.
-    pub shared: bool,
-    /// Offset in the file, in bytes.
-    pub offset: u64,
-    /// Major and minor number of the device, as `/proc/PID/maps` shows them.
-    pub device: (u32, u32),
-    /// Inode number; 0 for anonymous memory.
-    pub inode: u64,
-}
-
-impl From<&Mapping> for UnnamedMapping {
-    fn from(mapping: &Mapping) -> Self {
-        let &Mapping { range, protection, shared, offset, device, inode, .. } = mapping;
-        Self { range, protection, shared, offset, device, inode }
-    }
 }
 
 /// Returns the mappings of a process that overlap a range, in ascending order.
