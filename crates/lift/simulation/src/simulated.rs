@@ -14,13 +14,14 @@ mod calls;
 mod contents;
 mod files;
 mod kernel;
+mod other_thread;
 mod script;
 mod transparent;
 
 pub use contents::SimulatedFile;
 pub use contents::{Content, Stretch};
 pub use kernel::{SimulatedImage, SimulatedKernel, SimulatedMachine, SimulatedThp};
-pub use script::{Call, Failure, Mode, Script};
+pub use script::{Call, Failure, Mode, Script, TakenPart, Taking};
 
 /// Error numbers, the same on every architecture that Pagelift runs on (errno(3)).
 pub mod errno {

@@ -32,10 +32,12 @@ impl SimulatedKernel {
         let result = match self.scripted(call, range) {
             Some(failure) => {
                 half(self, failure.mode);
+                self.await_other_thread(failure, range);
                 Err(failure.errno)
             }
             None => work(self),
         };
+        self.run_other_thread();
         result.map_err(|errno| CallError { call: name, errno })
     }
 
@@ -150,7 +152,7 @@ impl Executor for SimulatedKernel {
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         let target = AddressRange::sized(to, from.len());
         let remove = |kernel: &mut Self, mode| {
-            if mode == Mode::DestinationGone {
+            if matches!(mode, Mode::DestinationGone | Mode::DestinationTaken) {
                 let _ = kernel.remove(target);
             }
         };
@@ -184,7 +186,7 @@ impl Executor for SimulatedKernel {
 
     fn map_file_at(&mut self, file: FileMapping<'_>, range: AddressRange) -> Result<(), CallError> {
         let remove = |kernel: &mut Self, mode| {
-            if mode == Mode::DestinationGone {
+            if matches!(mode, Mode::DestinationGone | Mode::DestinationTaken) {
                 let _ = kernel.remove(range);
             }
         };

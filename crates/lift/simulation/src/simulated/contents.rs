@@ -14,6 +14,8 @@ pub enum Content {
     Foreign(u64),
     /// Bytes written later: the number of the text, and the offset in it.
     Written(usize, usize),
+    /// Bytes that another thread has written to its own memory, at this address and behind it.
+    OtherThread(Address),
 }
 
 impl Content {
@@ -24,6 +26,7 @@ impl Content {
             Self::Original(address) => Self::Original(address + bytes),
             Self::Foreign(offset) => Self::Foreign(offset + bytes),
             Self::Written(text, from) => Self::Written(text, from + bytes as usize),
+            Self::OtherThread(address) => Self::OtherThread(address + bytes),
         }
     }
 }
@@ -112,6 +115,7 @@ impl Contents {
                 Content::Original(address) => (address.0 % 251) as u8 + 1,
                 Content::Foreign(offset) => (offset % 241) as u8 + 1,
                 Content::Written(text, from) => self.texts[text][from],
+                Content::OtherThread(address) => (address.0 % 239) as u8 + 1,
             })
         };
         self.of(range).into_iter().flat_map(bytes_of).collect()

@@ -4,7 +4,7 @@ use super::area::Area;
 use super::contents::SimulatedFile;
 use super::contents::{Content, Contents, Stretch};
 use super::errno::*;
-use super::script::{Call, Script};
+use super::script::{AwaitedGap, Call, Script};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, PageSize, Protection, RangeSet};
 use lift_execution::FileMapping;
 use lift_plan::Placement;
@@ -94,6 +94,9 @@ pub struct SimulatedKernel {
     pub(super) script: Script,
     pub(super) log: Vec<(Call, AddressRange)>,
     pub(super) violations: Vec<String>,
+    pub(super) awaited: Vec<AwaitedGap>,
+    /// The memory that another thread has mapped.
+    pub(super) taken: RangeSet,
 }
 
 pub(super) type Errno = Result<(), i32>;
@@ -116,6 +119,8 @@ impl SimulatedKernel {
             script: Script::new(),
             log: Vec::new(),
             violations: Vec::new(),
+            awaited: Vec::new(),
+            taken: RangeSet::new(),
             machine,
         };
         for area in kernel.areas.clone() {
@@ -141,6 +146,7 @@ impl SimulatedKernel {
     pub fn follow(&mut self, script: Script) {
         self.script = script;
         self.log.clear();
+        self.awaited.clear();
     }
 
     /// The calls since the script began, with the ranges they were about.

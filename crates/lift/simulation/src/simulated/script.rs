@@ -1,6 +1,7 @@
 //! Scripts: which calls fail, how, and with which error.
 
 use super::errno::*;
+use address_space::AddressRange;
 use lift_execution::ENOSYS;
 use std::collections::BTreeMap;
 
@@ -109,6 +110,8 @@ pub enum Mode {
     Halfway,
     /// The mappings at the destination have been removed.
     DestinationGone,
+    /// As [`Mode::DestinationGone`]; then another thread maps memory in the gap ([`Script::taking`]).
+    DestinationTaken,
 }
 
 /// The failure of a call.
@@ -120,11 +123,41 @@ pub struct Failure {
     pub mode: Mode,
 }
 
+/// How another thread maps memory in a gap ([`Mode::DestinationTaken`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taking {
+    /// Number of calls between the failure and the mapping.
+    pub after: usize,
+    /// The part of the gap that the thread maps, as far as it is free.
+    pub part: TakenPart,
+}
+
+/// A part of a gap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TakenPart {
+    /// The whole gap.
+    #[default]
+    Whole,
+    /// The first base page.
+    FirstPage,
+    /// The last base page.
+    LastPage,
+}
+
+/// A gap in which another thread is about to map memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AwaitedGap {
+    pub range: AddressRange,
+    /// Number of calls before the thread maps memory.
+    pub due: usize,
+}
+
 /// Which calls fail.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
     single: BTreeMap<usize, Failure>,
     lasting: Vec<(usize, Option<Call>, Failure)>,
+    pub(super) taking: Taking,
 }
 
 impl Script {
@@ -145,6 +178,12 @@ impl Script {
     pub fn failing_from(mut self, number: usize, call: Option<Call>, failure: Failure) -> Self {
         self.lasting.push((number, call, failure));
         self
+    }
+
+    /// Sets when and where another thread maps memory in each gap of a [`Mode::DestinationTaken`].
+    #[must_use]
+    pub fn taking(self, taking: Taking) -> Self {
+        Self { taking, ..self }
     }
 
     pub(super) fn failure(&self, number: usize, call: Call) -> Option<Failure> {
