@@ -1,6 +1,6 @@
 //! Reasons why memory is not lifted: the value found, the value needed, and the command that fixes it.
 
-use address_space::{PageSize, format_bytes};
+use address_space::{Address, PageSize, format_bytes};
 use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::String;
@@ -201,6 +201,11 @@ pub enum Reason {
         /// The error in words.
         error: String,
     },
+    /// The kernel removed its mappings and refused the copy, and then its contents could not be restored there.
+    Displaced {
+        /// Address at which its contents are now.
+        kept: Option<Address>,
+    },
     /// The kernel gave ordinary pages instead of the requested huge ones.
     NotHuge {
         /// Bytes that stayed on ordinary pages.
@@ -247,6 +252,7 @@ impl Reason {
             Self::ProtectionPending => Some("--writable-pages thp".to_owned()),
             Self::Unpaid { .. } | Self::OnlyAtStart { .. } => Some("--start-cost any".to_owned()),
             Self::NotPaidFor { .. } => Some("pagelift attach PID".to_owned()),
+            Self::Displaced { .. } => Some("restart the program".to_owned()),
             Self::NotHuge { .. } => Some("echo 1 > /proc/sys/vm/compact_memory".to_owned()),
             _ => None,
         }
@@ -380,6 +386,10 @@ impl fmt::Display for Reason {
             }
             Self::OtherMachine(machine) => write!(f, "built for another machine (ELF machine {machine})"),
             Self::Kernel { call, error, .. } => write!(f, "the kernel refused {call}: {error}"),
+            Self::Displaced { kept } => {
+                f.write_str("the kernel removed it and refused the copy, and it could not be restored there")?;
+                kept.map_or(Ok(()), |at| write!(f, "; its contents are at {at}"))
+            }
             Self::NotHuge { bytes } => {
                 write!(f, "the kernel had no huge page for {}: memory is fragmented or short", format_bytes(*bytes))
             }
@@ -493,6 +503,11 @@ mod tests {
                 Reason::FileStays(CacheShortfall { why: "locked".into(), fix: Some("unlock it".into()) }),
                 "locked",
                 "unlock it",
+            ),
+            (
+                Reason::Displaced { kept: Some(Address(0x5000)) },
+                "the kernel removed it and refused the copy, and it could not be restored there; its contents are at 0x5000",
+                "restart the program",
             ),
             (Reason::NoImage, "no shared image shows it", "pagelift image setup; pagelift image add FILE"),
             (Reason::NotInImage, "its shared image shows other parts only", "--pages auto, which copies the rest"),
