@@ -2,6 +2,7 @@
 
 use crate::executor::Executor;
 use crate::outcome::{FailedAttempt, LiftOutcome, RangeOutcome, Uncovered};
+use crate::restoring::persist;
 use crate::staging::PartState;
 use crate::verify::compare;
 use address_space::{AddressRange, AddressSpace, RangeSet};
@@ -64,17 +65,25 @@ fn serve<'a>(
 ) -> (Option<&'a Attempt>, Done) {
     let (mut served, mut kept): (Option<&Attempt>, _) = (None, Done::default());
     for (at, attempt) in lift.attempts.iter().enumerate() {
-        let done = try_attempt(lift, attempt, before, executor);
-        if done.lifted.is_empty() {
+        // An earlier attempt may have replaced mappings.
+        let now = if at > 0 { persist(|| executor.space()).ok() } else { None };
+        let mut done = try_attempt(lift, attempt, now.as_ref().unwrap_or(before), executor);
+        let (displaced, is_lifted) = (core::mem::take(&mut done.displaced), !done.lifted.is_empty());
+        if is_lifted {
+            if let Some(partly) = served.replace(attempt) {
+                failed.push(FailedAttempt { source: partly.source, reason: Reason::SmallFolios(None) });
+            }
+            kept = done;
+        } else {
             let reason = done.failures.first().map_or(Reason::NoHugePages, |failure| failure.reason.clone());
             failed.push(FailedAttempt { source: attempt.source, reason });
-            continue;
         }
-        if let Some(partly) = served.replace(attempt) {
-            failed.push(FailedAttempt { source: partly.source, reason: Reason::SmallFolios(None) });
+        // Another attempt would copy, and then replace, memory of another thread.
+        if !displaced.is_empty() {
+            kept.displace(displaced);
+            break;
         }
-        kept = done;
-        if at + 1 == lift.attempts.len() || !shows_little(lift.range, attempt, &kept, executor) {
+        if is_lifted && (at + 1 == lift.attempts.len() || !shows_little(lift.range, attempt, &kept, executor)) {
             break;
         }
     }
@@ -101,6 +110,15 @@ fn shows_little(range: AddressRange, attempt: &Attempt, done: &Done, executor: &
 struct Done {
     lifted: RangeSet,
     failures: Vec<Uncovered>,
+    /// The parts whose contents are not in their place.
+    displaced: Vec<Uncovered>,
+}
+
+impl Done {
+    fn displace(&mut self, displaced: Vec<Uncovered>) {
+        displaced.iter().for_each(|part| self.lifted.remove(part.range));
+        self.displaced = displaced;
+    }
 }
 
 fn try_attempt(lift: &RangeLift, attempt: &Attempt, before: &AddressSpace, executor: &mut impl Executor) -> Done {
@@ -109,6 +127,7 @@ fn try_attempt(lift: &RangeLift, attempt: &Attempt, before: &AddressSpace, execu
         let mut state = PartState::new(part.range, before);
         lift_part(&mut state, lift, attempt, part, executor, &mut done);
         state.swapped.iter().for_each(|range| done.lifted.insert(range));
+        done.displaced.append(&mut state.displaced);
     }
     done
 }
@@ -189,6 +208,8 @@ fn read_back(outcome: &mut RangeOutcome, served: Option<&Attempt>, done: &Done, 
         Err(error) if served.is_some() => failures = vec![Uncovered { range: outcome.range, reason: error.into() }],
         Err(_) => {}
     }
+    done.displaced.iter().for_each(|part| outcome.covered.remove(part.range));
+    failures.splice(..0, done.displaced.iter().cloned());
     let mut missing = RangeSet::from_iter([outcome.range]);
     outcome.covered.iter().for_each(|range| missing.remove(range));
     for part in served.iter().flat_map(|attempt| &attempt.parts) {

@@ -126,8 +126,15 @@ pub trait Executor {
     /// Moves a mapping or part of one, replacing the mappings at the destination: one `mremap(MREMAP_FIXED)`.
     ///
     /// # Errors
-    /// The errors of `mremap`.
+    /// The errors of `mremap`. `EBUSY`, which `mremap` does not return: the destination has changed since it was
+    /// copied, and nothing was moved.
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError>;
+
+    /// True if the destination of a failed [`Executor::move_to`] has its contents again before any thread of the
+    /// program runs.
+    fn restores_destination(&self) -> bool {
+        false
+    }
 
     /// Copies memory within the process.
     ///

@@ -11,6 +11,7 @@ extern crate alloc;
 mod engine;
 mod errno;
 mod executor;
+mod gap;
 mod move_aside;
 mod outcome;
 mod report;
@@ -18,6 +19,7 @@ mod restore;
 mod restoring;
 mod sealing;
 mod staging;
+mod swapping;
 mod verify;
 
 pub use engine::execute;

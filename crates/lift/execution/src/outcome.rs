@@ -36,7 +36,7 @@ pub struct RangeOutcome {
     pub range: AddressRange,
     /// Protection.
     pub protection: Protection,
-    /// The source that served; `None` if the range is untouched.
+    /// The source that served; `None` if the range is not lifted. It is untouched then, except for [`Self::displaced`] parts.
     pub source: Option<Source>,
     /// Size of the huge pages.
     pub page_size: PageSize,
@@ -56,6 +56,12 @@ pub struct RangeOutcome {
 }
 
 impl RangeOutcome {
+    /// Returns the parts whose contents are not in their place ([`Reason::Displaced`]).
+    pub fn displaced(&self) -> RangeSet {
+        let is_displaced = |uncovered: &&Uncovered| matches!(uncovered.reason, Reason::Displaced { .. });
+        self.uncovered.iter().filter(is_displaced).map(|uncovered| uncovered.range).collect()
+    }
+
     /// True if the range is lifted and all its touched memory is covered.
     pub fn is_complete(&self) -> bool {
         self.source.is_some() && self.uncovered.is_empty()
@@ -78,7 +84,8 @@ pub struct Sealing {
 pub struct LiftOutcome {
     /// Range by range, in the plan's order.
     pub ranges: Vec<RangeOutcome>,
-    /// Differences of the address space that no step should have made; always empty unless Pagelift has a fault.
+    /// Differences of the address space that no step should have made. Always empty unless memory is displaced
+    /// ([`Reason::Displaced`]) or Pagelift has a fault.
     pub unexpected: Vec<Difference>,
     /// Outcome of sealing, if it was requested.
     #[serde(skip_serializing_if = "Option::is_none")]

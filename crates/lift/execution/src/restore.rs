@@ -1,9 +1,14 @@
 //! Restores a lifted range: each part shows its file again, except for contents that have changed since.
 
 use crate::executor::{Backing, CallError, Executor, FileMapping};
-use crate::restoring::{CopyDestination, persist, put_piece, swap};
-use address_space::{Address, AddressRange, Protection, RangeSet};
+use crate::restoring::persist;
+use crate::swapping::swap;
+use address_space::{Address, AddressRange, AddressSpace, Protection, RangeSet};
 use alloc::vec::Vec;
+
+/// The call of an error after which contents are only in a copy elsewhere.
+const DISPLACED: &str =
+    "mremap, after which other memory was mapped at these addresses; their contents are kept elsewhere";
 
 /// A part of a lifted range, as it is to be again.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +46,8 @@ pub struct RestoredRange<'a> {
 ///
 /// # Errors
 /// The kernel's errors, and errors of `changes`. Contents and protections are correct then; a part of the range may be
-/// restored, or be on ordinary pages.
+/// restored, or be on ordinary pages. If another thread maps memory in a gap that a refused `mremap` has left, that
+/// memory stays, a copy of the range is kept elsewhere, and the error reports this.
 pub fn restore<X: Executor, E: From<CallError>>(
     executor: &mut X,
     lifted: &RestoredRange<'_>,
@@ -57,7 +63,7 @@ pub fn restore<X: Executor, E: From<CallError>>(
             .parts
             .iter()
             .zip(&mut staged)
-            .try_for_each(|(part, copy)| Ok(put(executor, copy, part.range, part.protection, lifted.at_once)?));
+            .try_for_each(|(part, copy)| Ok(put(executor, copy, part.range, lifted.at_once)?));
     }
     for copy in staged.into_iter().filter(|copy| !copy.is_empty()) {
         let _ = persist(|| executor.unmap(copy));
@@ -69,7 +75,8 @@ pub fn restore<X: Executor, E: From<CallError>>(
 /// mapping, which cannot show several files. `at_once`: as in [`RestoredRange`].
 ///
 /// # Errors
-/// The kernel's. Contents and protection are still right then; a part may be on ordinary pages.
+/// The kernel's. Contents and protection are still right then; a part may be on ordinary pages. Memory of other threads
+/// stays, see [`restore`].
 pub fn move_to_ordinary(
     executor: &mut impl Executor,
     range: AddressRange,
@@ -80,7 +87,7 @@ pub fn move_to_ordinary(
     let result = executor
         .copy(range, copy.start())
         .and_then(|()| executor.protect(copy, protection))
-        .and_then(|()| put(executor, &mut copy, range, protection, at_once));
+        .and_then(|()| put(executor, &mut copy, range, at_once));
     if result.is_err() {
         let _ = persist(|| executor.unmap(copy));
     }
@@ -110,21 +117,28 @@ fn stage<X: Executor, E: From<CallError>>(
     Ok(())
 }
 
-/// Moves a complete copy over its original, in pieces. `copy` is the rest of the copy, also after an error.
+/// Moves a complete copy over its original, in pieces. `copy` is the rest of the copy, also after an error, without a
+/// piece that is the only place of some contents.
 fn put(
     executor: &mut impl Executor,
     copy: &mut AddressRange,
     range: AddressRange,
-    protection: Protection,
     at_once: u64,
 ) -> Result<(), CallError> {
+    // Where no thread runs before a range has its contents again, the list is not needed, and reading it takes long.
+    let before = if executor.restores_destination() { AddressSpace::default() } else { executor.space()? };
     while !copy.is_empty() {
         let piece = first_piece(AddressRange::new(range.end() - copy.len(), range.end()), at_once);
         let from = AddressRange::sized(copy.start(), piece.len());
-        let put_back =
-            |executor: &mut _| put_piece(executor, piece, protection, from.start(), CopyDestination::Unknown);
-        swap(executor, from, piece, put_back)?;
-        *copy = AddressRange::new(from.end(), copy.end());
+        let swapped = swap(executor, &before, from, piece);
+        let is_displaced = swapped.as_ref().is_err_and(|refused| !refused.displaced.is_empty());
+        if swapped.is_ok() || is_displaced {
+            *copy = AddressRange::new(from.end(), copy.end());
+        }
+        match swapped {
+            Err(refused) if is_displaced => return Err(CallError { call: DISPLACED, ..refused.error }),
+            swapped => swapped.map_err(|refused| refused.error)?,
+        }
     }
     Ok(())
 }

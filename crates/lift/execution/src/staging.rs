@@ -2,7 +2,9 @@
 
 use crate::executor::{Backing, CallError, ENOSYS, Executor, FileMapping};
 use crate::move_aside::MovedAside;
-use crate::restoring::{CopyDestination, guard_code, persist, put_copy, swap};
+use crate::outcome::Uncovered;
+use crate::restoring::persist;
+use crate::swapping::{Refused, show, swap};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use alloc::vec::Vec;
 use lift_plan::{Reason, Source, Step};
@@ -21,6 +23,8 @@ pub(crate) struct PartState<'a> {
     kept: RangeSet,
     /// Ranges that are on their new pages.
     pub swapped: RangeSet,
+    /// Ranges whose contents could not be restored in their place.
+    pub displaced: Vec<Uncovered>,
     /// The memory that was moved aside (before Linux 5.16).
     moved_aside: Option<MovedAside>,
 }
@@ -35,6 +39,7 @@ impl<'a> PartState<'a> {
             staged: RangeSet::new(),
             kept,
             swapped: RangeSet::new(),
+            displaced: Vec::new(),
             moved_aside: None,
         }
     }
@@ -145,45 +150,28 @@ impl<'a> PartState<'a> {
         range: AddressRange,
         image: FileMapping<'_>,
     ) -> Result<(), CallError> {
-        let guards_branches = executor.guards_branches(range)?;
-        let shown = match executor.map_file_at(image, range) {
-            Ok(()) => Ok(()),
-            Err(CallError { errno: ENOSYS, .. }) => {
+        match show(executor, self.before, image, range) {
+            Ok(()) => {
+                self.swapped.insert(range);
+                Ok(())
+            }
+            Err(Refused { error: CallError { errno: ENOSYS, .. }, .. }) => {
                 self.copy_at = Some(executor.map_file(image, range.len())?);
                 self.staged.insert(range);
-                return self.swap(executor);
+                self.swap(executor)
             }
-            Err(error) if executor.space().is_ok_and(|space| space.is_fully_mapped(range)) => return Err(error),
-            Err(error) => self.show_again(executor, range, image, error),
-        };
-        if guards_branches {
-            guard_code(executor, range)?;
+            Err(refused) => Err(self.note_displaced(range, refused)),
         }
-        shown?;
-        self.swapped.insert(range);
-        Ok(())
     }
 
-    /// The kernel has removed the old mapping and then failed. The image shows the same contents.
-    fn show_again<E: Executor>(
-        &self,
-        executor: &mut E,
-        range: AddressRange,
-        image: FileMapping<'_>,
-        error: CallError,
-    ) -> Result<(), CallError> {
-        if persist(|| executor.map_file_at(image, range)).is_ok() {
-            return Ok(());
+    /// Notes the parts of a range that a refused replacement has left without their contents, and keeps their copy.
+    fn note_displaced(&mut self, range: AddressRange, refused: Refused) -> CallError {
+        for part in refused.displaced.iter() {
+            self.staged.remove(range);
+            let kept = refused.kept.map(|at| at + (part.start() - range.start()));
+            self.displaced.push(Uncovered { range: part, reason: Reason::Displaced { kept } });
         }
-        // A mapping at an address of the kernel's choice could land in the gap.
-        persist(|| executor.map_at(range, Backing::Ordinary))?;
-        let copy = AddressRange::sized(persist(|| executor.map_file(image, range.len()))?, range.len());
-        if persist(|| executor.move_to(copy, range.start())).is_ok() {
-            return Ok(());
-        }
-        put_copy(executor, self.before, range, copy.start(), CopyDestination::Laid)?;
-        let _ = persist(|| executor.unmap(copy));
-        Err(error)
+        refused.error
     }
 
     /// Renews the page table entries, unless all are huge already.
@@ -282,9 +270,7 @@ impl<'a> PartState<'a> {
     fn swap<E: Executor>(&mut self, executor: &mut E) -> Result<(), CallError> {
         for range in self.kept.iter().collect::<Vec<_>>() {
             let Some(copy) = self.copy_of(range) else { continue };
-            let before = self.before;
-            let put_back = |executor: &mut E| put_copy(executor, before, range, copy.start(), CopyDestination::Unknown);
-            swap(executor, copy, range, put_back)?;
+            swap(executor, self.before, copy, range).map_err(|refused| self.note_displaced(range, refused))?;
             self.swapped.insert(range);
             self.staged.remove(range);
         }

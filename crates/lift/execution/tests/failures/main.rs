@@ -15,4 +15,5 @@ mod scenario;
 mod sealing;
 mod shortages;
 mod single;
+mod taken;
 mod told;

@@ -11,10 +11,10 @@ use lift_simulation::simulated::{Call, Failure, Mode, Script, SimulatedKernel, e
 use programs::HUGE;
 
 /// A program that is lifted, and the paths by which it opens its own files.
-struct Lifted {
-    scenario: Scenario,
-    kernel: SimulatedKernel,
-    ranges: Vec<(RangeOutcome, AddressRange)>,
+pub struct Lifted {
+    pub scenario: Scenario,
+    pub kernel: SimulatedKernel,
+    pub ranges: Vec<(RangeOutcome, AddressRange)>,
     /// Number of bytes that are moved at a time.
     at_once: u64,
 }
@@ -58,16 +58,27 @@ impl Lifted {
         parts.collect()
     }
 
-    /// Restores one range with failures, and checks the program afterwards. Returns the result and the calls.
-    fn restore(&self, (lifted, range): &(RangeOutcome, AddressRange), script: &Script) -> (bool, Vec<Call>) {
+    /// Restores one range with failures.
+    pub fn restored(
+        &self,
+        (lifted, range): &(RangeOutcome, AddressRange),
+        script: &Script,
+    ) -> (SimulatedKernel, Result<(), CallError>) {
         let mut kernel = self.kernel.clone();
         kernel.follow(script.clone());
         let parts = self.parts(*range);
         let is_pool = lifted.source == Some(Source::Hugetlb);
         let (protection, at_once) = (lifted.protection, self.at_once);
         let whole = RestoredRange { range: *range, protection, is_pool, at_once, parts: &parts };
-        let result: Result<(), CallError> =
-            restore(&mut kernel, &whole, |kernel, part, copy| Ok(changes_in(kernel, part.range, copy)));
+        let result = restore(&mut kernel, &whole, |kernel, part, copy| Ok(changes_in(kernel, part.range, copy)));
+        (kernel, result)
+    }
+
+    /// Restores one range with failures, and checks the program afterwards. Returns the result and the calls.
+    pub fn restore(&self, range: &(RangeOutcome, AddressRange), script: &Script) -> (bool, Vec<Call>) {
+        let (mut kernel, result) = self.restored(range, script);
+        let range = &range.1;
+        let parts = self.parts(*range);
         let calls = kernel.log().iter().map(|(call, _)| *call).collect();
         kernel.follow(Script::new());
         let what = || format!("{} {range}: {script:?}: {result:?}", self.scenario.name);
@@ -104,7 +115,7 @@ fn changes_in(kernel: &SimulatedKernel, range: AddressRange, copy: AddressRange)
     range.pages(page_size(HUGE)).filter(differs).collect()
 }
 
-fn all() -> Vec<Lifted> {
+pub fn all() -> Vec<Lifted> {
     let policies = [
         (Pages::Hugetlb, WritablePages::Hugetlb),
         (Pages::Thp, WritablePages::Hugetlb),

@@ -214,15 +214,18 @@ fn what_something_stands_in_the_way_of_is_kept_aside() {
     assert_eq!(kept_aside(&planned, &run), Some(contents_of(&planned.kernel.contents(planned.plan.lifts[0].range))));
 }
 
-/// That the mappings cannot be read back either is not why nothing was swapped.
+/// That the mappings cannot be read back either is not why nothing was swapped. The copy is kept: nobody knows whether
+/// the range still has its contents.
 #[test]
 fn a_swap_that_fails_is_told_though_nobody_can_see_what_is_left() {
     let planned = scenario(&code("/opt/prog"), Pages::Hugetlb);
     let clean = |errno| Failure { errno, mode: Mode::Clean };
     let script = Script::new().failing_from(0, Some(Call::Space), clean(errno::EIO));
     let outcome = planned.run(&script.failing_from(0, Some(Call::MoveTo), clean(errno::EAGAIN))).outcome;
-    let reason = &outcome.ranges[0].uncovered[0].reason;
+    let told = &outcome.ranges[0];
+    let reason = &told.failed[0].reason;
     assert!(matches!(reason, Reason::Kernel { call: "mremap", errno: errno::EAGAIN, .. }), "{reason:?}");
+    assert_eq!(told.displaced(), RangeSet::from_iter([told.range]));
 }
 
 /// If page faults give ordinary pages, collapsing makes them huge.

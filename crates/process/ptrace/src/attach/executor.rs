@@ -505,6 +505,10 @@ impl Executor for LiveExecutor {
         Ok(())
     }
 
+    fn restores_destination(&self) -> bool {
+        true
+    }
+
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         self.copy_range(from, to)
     }
