@@ -109,7 +109,8 @@ impl Library {
             let attempt = lift.attempts.iter().find(|attempt| Some(attempt.source) == done.source);
             let Some(attempt) = attempt else { continue };
             let swapped = attempt.parts.iter().filter(|part| !matches!(part.method, Method::InPlace { .. }));
-            for range in swapped.flat_map(|part| replaced_in(part.range, &seen.process.space, &after)) {
+            let displaced = done.displaced();
+            for range in swapped.flat_map(|part| replaced_in(part.range, &seen.process.space, &after, &displaced)) {
                 let marks = Marks::of(range, &after, listed.as_deref());
                 self.records.push(LiftRecord::new(lift, attempt, range, &seen.process.space, marks));
             }
@@ -202,12 +203,18 @@ impl Library {
 }
 
 /// The replaced parts of a range, as in maps.
-fn replaced_in(range: AddressRange, before: &AddressSpace, after: &AddressSpace) -> Vec<AddressRange> {
+fn replaced_in(
+    range: AddressRange,
+    before: &AddressSpace,
+    after: &AddressSpace,
+    displaced: &RangeSet,
+) -> Vec<AddressRange> {
     let replaced = after.overlapping(range).iter().filter(|mapping| {
         let was_file = before.overlapping(mapping.range.intersect(range)).iter().any(|m| m.path().is_some());
         mapping.name == MappingName::HugetlbAnonymous || is_named(mapping) || mapping.is_plain_anonymous() && was_file
     });
-    let joined: RangeSet = replaced.map(|mapping| mapping.range.intersect(range)).collect();
+    let mut joined: RangeSet = replaced.map(|mapping| mapping.range.intersect(range)).collect();
+    displaced.iter().for_each(|range| joined.remove(range));
     joined.iter().collect()
 }
 
@@ -216,4 +223,21 @@ fn replaced_in(range: AddressRange, before: &AddressSpace, after: &AddressSpace)
 fn leave_out_foreign(outcome: &mut LiftOutcome, seen: &Seen) {
     let extents: Vec<_> = seen.process.objects.iter().map(LoadedObject::extent).collect();
     outcome.unexpected.retain(|difference| extents.iter().any(|extent| extent.overlaps(difference.range)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::Address;
+
+    #[test]
+    fn memory_of_another_thread_in_the_place_of_a_range_is_not_recorded() {
+        let range = |start, end| AddressRange::new(Address(start), Address(end));
+        let space = |maps: &str| AddressSpace::parse(maps).unwrap();
+        let before = space("1000-5000 r-xp 0 8:1 7 /opt/prog\n");
+        let after = space("1000-4000 r-xp 0 0:0 0\n4000-5000 rw-p 0 0:0 0\n");
+        let displaced = [range(0x4000, 0x5000)].into_iter().collect();
+        let replaced = replaced_in(range(0x1000, 0x5000), &before, &after, &displaced);
+        assert_eq!(replaced, [range(0x1000, 0x4000)]);
+    }
 }
