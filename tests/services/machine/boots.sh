@@ -245,7 +245,8 @@ case $boot in
     equal 'the agent has ended' inactive "$(property pagelift-agent ActiveState)"
     rm -r /etc/pagelift
     check 'the pages are taken back' pagelift pool plan --uninstall
-    check 'pages are released' pagelift pool release 2M:all
+    check 'pages of the unit are released' pagelift pool release --record main
+    check 'other pages are released' pagelift pool release 2M:all
     equal 'the pool is empty' 0 "$(pool)"
     check 'the store is taken away' pagelift image setup --uninstall
     check 'it is unmounted' umount /run/pagelift/images

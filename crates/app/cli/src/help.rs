@@ -179,7 +179,7 @@ const SECTIONS: &[Sections] = &[
             ("pagelift pool reserve --for -- node server.js", "Reserve while a program runs"),
         ],
     },
-    usual("pool release", &[("pagelift pool release 2M:all", "Give all free pages back")]),
+    usual("pool release", &[("pagelift pool release 2M:all", "Give all free pages back, except recorded ones")]),
     usual("pool demote", &[("pagelift pool demote 1G:1 --to 2M", "Split a page")]),
     usual("pool overcommit", &[("pagelift pool overcommit 2M:256", "Allow 256 surplus pages")]),
     usual(

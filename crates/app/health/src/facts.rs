@@ -109,6 +109,17 @@ pub struct PoolFacts {
     pub overcommit: u64,
     /// Its part on each node.
     pub nodes: Vec<NodePool>,
+    /// Pages of reservations with a record, in use or not, by node; `None` for any node.
+    pub recorded: Vec<(Option<u32>, u64)>,
+}
+
+impl PoolFacts {
+    /// Free pages of a node beyond the recorded ones.
+    pub fn unrecorded_on(&self, part: &NodePool) -> u64 {
+        let is_there = |node: &Option<u32>| node.is_none_or(|node| node == part.node);
+        let recorded = self.recorded.iter().filter(|(node, _)| is_there(node)).map(|(_, pages)| pages);
+        part.free.saturating_sub(recorded.sum())
+    }
 }
 
 /// Free memory of a node.

@@ -5,6 +5,8 @@ use crate::change::{Change, give_back, persistent, pool_of};
 use crate::install::{InstallError, check_name};
 use crate::reserve::reserve_beside;
 use crate::{GivenBack, PoolError, PoolRequest, ReserveOptions, ReserveOutcome, Settings};
+use linux::owner::is_trusted;
+use machine_facts::Files;
 use nix::fcntl::OFlag;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -36,6 +38,15 @@ enum Recorded {
     Changes(Vec<Change>),
     /// It cannot be used, for this reason.
     Unusable(String),
+}
+
+/// The pages of one record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedPages {
+    /// The name of the record.
+    pub name: String,
+    /// The pages that were added and not given back, in use or not.
+    pub changes: Vec<Change>,
 }
 
 /// The outcome of a reservation that is recorded.
@@ -144,25 +155,16 @@ impl ReservationRecord {
         changes.into_iter().filter_map(there).collect()
     }
 
-    fn of_others(&self, settings: &impl Settings) -> Vec<Change> {
-        let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let names = names.filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            Some(name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.to_owned())
-        });
-        let records = names.filter(|name| *name != self.name).filter_map(|name| Self::within(&self.folder, &name).ok());
-        let changes = records.filter_map(|record| match record.read(settings) {
-            Recorded::Changes(changes) => Some(changes),
-            _ => None,
-        });
-        changes.flatten().collect()
+    fn of_others(&self, files: &impl Files) -> Vec<Change> {
+        let others = records_in(&self.folder, files).into_iter().filter(|record| record.name != self.name);
+        others.flat_map(|record| record.changes).collect()
     }
 
-    fn read(&self, settings: &impl Settings) -> Recorded {
+    fn read(&self, files: &impl Files) -> Recorded {
         let path = self.path();
         let unusable = |why: String| Recorded::Unusable(format!("{}: {why}", path.display()));
         match own_text(&path) {
-            Ok(text) => parse(&text, &boot_id(settings)).unwrap_or_else(unusable),
+            Ok(text) => parse(&text, &boot_id(files)).unwrap_or_else(unusable),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Recorded::Nothing,
             Err(error) => unusable(error.to_string()),
         }
@@ -197,6 +199,25 @@ impl ReservationRecord {
     }
 }
 
+/// The usable records of this machine, in the order of their names.
+pub fn records(files: &impl Files) -> Vec<RecordedPages> {
+    records_in(Path::new(FOLDER), files)
+}
+
+fn records_in(folder: &Path, files: &impl Files) -> Vec<RecordedPages> {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        Some(name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.to_owned())
+    });
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    let record = |name: String| match ReservationRecord::within(folder, &name).ok()?.read(files) {
+        Recorded::Changes(changes) => Some(RecordedPages { name, changes }),
+        _ => None,
+    };
+    names.into_iter().filter_map(record).collect()
+}
+
 /// Adds up changes of the same pool and node.
 fn summed(changes: &[Change]) -> Vec<Change> {
     let mut sums: Vec<Change> = Vec::new();
@@ -219,19 +240,19 @@ fn parse(text: &str, boot: &str) -> Result<Recorded, String> {
     Ok(if of_boot == boot { Recorded::Changes(changes) } else { Recorded::Nothing })
 }
 
-fn boot_id(settings: &impl Settings) -> String {
-    settings.text(BOOT_ID).map_or_else(|| "unknown".to_owned(), |text| text.trim().to_owned())
+fn boot_id(files: &impl Files) -> String {
+    files.text(BOOT_ID).map_or_else(|| "unknown".to_owned(), |text| text.trim().to_owned())
 }
 
-/// The text of a file that only this user can have written.
+/// The text of a file that only root or this user can have written.
 fn own_text(path: &Path) -> io::Result<String> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = File::options().read(true).custom_flags(flags.bits()).open(path)?;
     let metadata = file.metadata()?;
     let own = nix::unistd::geteuid().as_raw();
-    if !metadata.is_file() || metadata.uid() != own || metadata.mode() & 0o022 != 0 {
+    if !metadata.is_file() || !is_trusted(metadata.uid()) || metadata.mode() & 0o022 != 0 {
         return Err(io::Error::other(format!(
-            "found {} of user {} with mode {:o}, needed: a file of user {own} that no other can write",
+            "found {} of user {} with mode {:o}, needed: a file of root or user {own} that no other can write",
             if metadata.is_file() { "a file" } else { "not a regular file" },
             metadata.uid(),
             metadata.mode() & 0o7777

@@ -7,8 +7,8 @@ use crate::commands::pool::needed::Needed;
 use address_space::{PageSize, format_bytes};
 use lift_plan::ThpMode;
 use pools::{
-    BootKind, BootMachine, Demoted, GivenBack, KernelArguments, Overcommitted, PoolNeed, PoolView, PoolsView, Released,
-    ReserveOutcome,
+    BootKind, BootMachine, Demoted, GivenBack, KeptFor, KernelArguments, Overcommitted, PoolNeed, PoolView, PoolsView,
+    Released, ReserveOutcome,
 };
 use process_view::printable;
 use std::ffi::OsString;
@@ -327,12 +327,18 @@ pub fn outcome(outcome: &ReserveOutcome) -> String {
 
 /// The released pages.
 pub fn released(released: &Released) -> String {
-    let Released { size, pages, kept, left, node } = released;
+    let Released { size, pages, kept, recorded, left, node } = released;
     let place = on_node(*node);
     let mut text = format!("{size}{place}: released {}; {left} left in the pool", counted(*pages, "page"));
     if *kept > 0 {
         text += &format!(
             "; {kept} of the requested pages remain: in use, reserved, or missing (`pagelift pool show` lists the users)"
+        );
+    }
+    for KeptFor { name, pages } in recorded {
+        text += &format!(
+            "; {} stay for the record {name} (`pagelift pool release --record {name}` releases its pages)",
+            counted(*pages, "free page")
         );
     }
     text

@@ -171,8 +171,11 @@ fn reserved(facts: &Facts) -> Fix {
 fn afterwards(own: &OwnPages, size: PageSize) -> String {
     match own.buffers.len() {
         0 | 1 => String::new(),
-        _ => {
-            format!("; it takes no more than that: `pagelift pool release {}:all` returns what it leaves", short(size))
-        }
+        _ => format!(
+            "; it takes at most {pages} pages: `pagelift pool show` lists its pages, and `pagelift pool release {}:N` returns the \
+             others, N = {pages} minus its pages",
+            short(size),
+            pages = own.pages(size)
+        ),
     }
 }

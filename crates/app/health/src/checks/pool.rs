@@ -85,8 +85,10 @@ fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&N
     let nodes: Vec<String> = allowed.iter().map(ToString::to_string).collect();
     let elsewhere: Vec<String> = others.iter().map(|part| format!("node {}", part.node)).collect();
     let size = pool.size.word();
-    // Pages in use stay on every node.
-    let back: Vec<String> = others.iter().map(|part| format!("{size}:all@{}", part.node)).collect();
+    // Pages in use stay on every node, and so do those of other reservations.
+    let to_release = others.iter().map(|part| (part.node, pool.unrecorded_on(part))).filter(|(_, pages)| *pages > 0);
+    let back: Vec<String> = to_release.map(|(node, pages)| format!("{size}:{pages}@{node}")).collect();
+    let fix = Fix::root(format!("pagelift pool reserve {size}:{free}@{node}"));
     found(
         Severity::Problem,
         format!("the pool of {} pages is on the wrong node", pool.size),
@@ -97,12 +99,13 @@ fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&N
         ),
         format!("free pages on node {node}"),
         "a mapping succeeds by the sum of all nodes, and the program is killed by SIGBUS when it touches the page",
-        Some(
-            Fix::root(format!("pagelift pool reserve {size}:{free}@{node}")).with_note(format!(
+        Some(match back.as_slice() {
+            [] => fix,
+            back => fix.with_note(format!(
                 "and release them where they are free now: pagelift pool release {}",
                 back.join(" ")
             )),
-        ),
+        }),
     )
 }
 

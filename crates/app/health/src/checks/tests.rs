@@ -38,7 +38,6 @@ fn huge() -> PageSize {
     size(2 * MIB)
 }
 
-/// The part of a pool on a node, with no surplus pages.
 fn on_node(node: u32, total: u64, free: u64) -> NodePool {
     NodePool { node, total, free, surplus: 0 }
 }
@@ -83,6 +82,7 @@ fn healthy() -> Facts {
             available: 64,
             overcommit: 0,
             nodes: vec![on_node(0, 64, 64)],
+            recorded: Vec::new(),
         }],
         cgroups: Vec::new(),
         memory: MemoryFacts {

@@ -8,6 +8,7 @@ use machine_facts::{
     Files, FreeBlocks, PoolCounts, THP, chosen_word, free_blocks, meminfo_bytes, node_numbers, pool_counts,
 };
 use nix::sys::statvfs::{FsFlags, statvfs};
+use pools::RecordedPages;
 use translation::working_set::{Holds, PageClass, Reach};
 
 const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
@@ -49,14 +50,19 @@ fn khugepaged(files: &impl Files) -> Option<Khugepaged> {
     Some(Khugepaged { compacts, pages: number("pages_to_scan")?, pause: number("scan_sleep_millisecs")? })
 }
 
-/// The pools, with the part of each node.
-pub fn pools(files: &impl Files) -> Vec<PoolFacts> {
+/// The pools, with the part of each node, and the pages of `records`.
+pub fn pools(files: &impl Files, records: &[RecordedPages]) -> Vec<PoolFacts> {
+    let recorded_of = |size: PageSize| {
+        let changes = records.iter().flat_map(|record| &record.changes).filter(|change| change.size == size);
+        changes.map(|change| (change.node, change.pages)).collect()
+    };
     let of_pool = |pool: PoolCounts| PoolFacts {
         size: pool.size,
         total: pool.total,
         available: pool.unpromised() + pool.headroom(),
         overcommit: pool.overcommit,
         nodes: pool.nodes,
+        recorded: recorded_of(pool.size),
     };
     pool_counts(files).into_iter().map(of_pool).collect()
 }
@@ -146,6 +152,7 @@ mod tests {
     use super::*;
     use crate::facts::NodePool;
     use crate::gather::tests::Written;
+    use pools::Change;
 
     fn size(bytes: u64) -> PageSize {
         PageSize::new(bytes).unwrap()
@@ -208,7 +215,16 @@ mod tests {
         assert_eq!(thp.sizes, [(size(64 << 10), "never".to_owned()), (size(2 << 20), "inherit".to_owned())]);
         assert_eq!(thp.max_ptes_none, Some(511));
         let nodes = vec![NodePool { node: 1, total: 9, free: 7, surplus: 1 }];
-        let pool = PoolFacts { size: size(2 << 20), total: 9, available: 12, overcommit: 5, nodes };
-        assert_eq!(pools(&files), [pool]);
+        let pool = PoolFacts {
+            size: size(2 << 20),
+            total: 9,
+            available: 12,
+            overcommit: 5,
+            nodes,
+            recorded: vec![(Some(1), 3)],
+        };
+        let change = |bytes, pages| Change { size: size(bytes), node: Some(1), pages };
+        let record = RecordedPages { name: "db".to_owned(), changes: vec![change(2 << 20, 3), change(1 << 30, 1)] };
+        assert_eq!(pools(&files, &[record]), [pool]);
     }
 }

@@ -71,7 +71,7 @@ pub fn gather(tried: Tried, subject: &Subject, used: Vec<PartVerdict>) -> Result
             switched_off: switched_off(&System, pid, own, except_advised),
             ..machine::thp(&System, thp_size)
         },
-        pools: machine::pools(&System),
+        pools: machine::pools(&System, &pools::records(&System)),
         cgroups: Cgroups::of(&System, &format!("/proc/{pid}")).hugetlb(&System, &sizes),
         memory: machine::memory(&System, base_page, huge_page),
         permission: process::permission(&System, pid, &status, mappings(program.as_ref())),

@@ -160,12 +160,43 @@ fn pages_that_somebody_has_released_are_added_again() {
     let (first, second) = (record(&folder), ReservationRecord::within(folder.path(), "web").unwrap());
     start(&machine, &first, &["2M:10"]);
     start(&machine, &second, &["2M:7"]);
-    release(&machine, &"2M:7".parse().unwrap()).unwrap();
+    let records = records_in(folder.path(), &machine);
+    release(&machine, &records, &"2M:7".parse().unwrap()).unwrap();
     // Those that are left may be either's: no reservation counts on another's.
     assert!(start(&machine, &second, &["2M:7"]).outcomes[0].is_met());
     assert_eq!(machine.totals(), [17]);
-    release(&machine, &"2M:all".parse().unwrap()).unwrap();
+    release(&machine, &records, &"2M:17".parse().unwrap()).unwrap();
     assert_eq!(stop(&machine, &first, &["2M:10"]), (0, 0, None));
+}
+
+#[test]
+fn all_does_not_include_recorded_pages() {
+    let (folder, machine) = (tempfile::tempdir().unwrap(), machine(&[40, 40]));
+    let (first, second) = (record(&folder), ReservationRecord::within(folder.path(), "web").unwrap());
+    start(&machine, &first, &["2M:10@0"]);
+    start(&machine, &second, &["2M:3@0", "2M:4@1"]);
+    let others = |pages: [u64; 2]| {
+        for (node, pages) in machine.nodes.borrow_mut().iter_mut().zip(pages) {
+            (node.total, node.free) = (node.total + pages, node.free + pages);
+        }
+    };
+    let release_of = |text: &str| {
+        let records = records_in(folder.path(), &machine);
+        let released = release(&machine, &records, &text.parse().unwrap()).unwrap();
+        let kept: Vec<_> = released.recorded.into_iter().map(|kept| (kept.name, kept.pages)).collect();
+        (released.pages, released.kept, kept)
+    };
+    let kept = |db: u64, web: u64| vec![("db".to_owned(), db), ("web".to_owned(), web)];
+    others([5, 6]);
+    assert_eq!(release_of("2M:all@0"), (5, 0, kept(10, 3)));
+    others([5, 0]);
+    assert_eq!(release_of("2M:all"), (11, 0, kept(10, 7)));
+    assert_eq!(machine.totals(), [13, 4]);
+    // The program of one record, or another program, uses 6 pages. The other record's program has not started.
+    machine.nodes.borrow_mut()[0].free -= 6;
+    assert_eq!(release_of("2M:all").0, 0);
+    // A number includes recorded pages.
+    assert_eq!(release_of("2M:2@1"), (2, 0, Vec::new()));
 }
 
 #[test]

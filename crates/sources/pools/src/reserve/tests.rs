@@ -177,7 +177,7 @@ fn release_takes_what_is_free_and_promised_to_nobody() {
     let full = SimulatedNode { total: 10, free: 6, surplus: 1, ..node(0, 0) };
     let release_of = |machine: &Simulated, text: &str| {
         let request: ReleaseRequest = text.parse().unwrap();
-        let released = release(machine, &request).unwrap();
+        let released = release(machine, &[], &request).unwrap();
         (released.pages, released.kept, released.left)
     };
     let machine = Simulated { reserved: 2, ..Simulated::new(&[full, node(0, 0)]) };

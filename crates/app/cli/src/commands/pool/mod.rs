@@ -55,7 +55,7 @@ struct ReleaseArgs {
     /// when they are freed. SIZE:COUNT arguments count only if there is no record.
     #[arg(long, value_name = "NAME")]
     record: Option<String>,
-    /// Pages, 2M:64 or 1G:2@0 for example; `all` for all free pages: 2M:all.
+    /// Pages, 2M:64 or 1G:2@0 for example; `all` for all free pages that no record of `pagelift pool reserve --record NAME` contains: 2M:all.
     #[arg(required_unless_present = "record", value_name = "SIZE:COUNT[@NODE]")]
     requests: Vec<ReleaseRequest>,
 }
@@ -107,8 +107,9 @@ fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
     }
     let _lock = lock()?;
     let (settings, _) = settings()?;
+    let records = pools::records(&settings);
     for request in &args.requests {
-        writeln!(Output::Standard, "{}", text::released(&pools::release(&settings, request)?))?;
+        writeln!(Output::Standard, "{}", text::released(&pools::release(&settings, &records, request)?))?;
     }
     say_kubelet();
     Ok(())

@@ -138,6 +138,14 @@ fn a_java_heap_that_is_larger_than_the_pool_is_seen() {
     assert_eq!(found_with(committed, "own-pages"), [], "it commits its heap in parts");
 }
 
+/// Free pages that the server leaves are not the only ones: those of others can be free, too.
+#[test]
+fn pages_that_are_left_are_released_by_number() {
+    let rest = "then restart it; it takes at most 320 pages: `pagelift pool show` lists its pages, and `pagelift pool \
+                release 2M:N` returns the others";
+    finds("own-pages", Severity::Advice, ["fell back", rest], server(large_pages(Request::IfPossible)));
+}
+
 /// All advice on one screen names one number.
 #[test]
 fn one_screen_has_one_sum() {

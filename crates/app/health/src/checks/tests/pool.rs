@@ -81,15 +81,29 @@ fn pages_move_from_other_nodes_without_a_loss() {
     };
     let grow = "pagelift pool reserve 2M:200@0";
     finds("pool-nodes", Severity::Problem, ["200 free pages, all on other nodes (node 1)", grow], in_use);
-    let back = "free now: pagelift pool release 2M:all@1";
+    let back = "free now: pagelift pool release 2M:200@1";
     finds("pool-nodes", Severity::Problem, ["the process may use node 0", back], in_use);
     // Surplus pages are no part of the size that is set.
-    let back = "pagelift pool release 2M:all@1 2M:all@2";
+    let back = "pagelift pool release 2M:200@1 2M:7@2";
     finds("pool-nodes", Severity::Problem, ["207 free pages, all on other nodes (node 1, node 2)", back], |f| {
         in_use(f);
         f.pools[0].nodes[1].surplus = 10;
         f.pools[0].nodes[2] = on_node(2, 7, 7);
     });
+    // Pages of other reservations stay.
+    let back = "free now: pagelift pool release 2M:150@1";
+    finds("pool-nodes", Severity::Problem, ["200 free pages", back], |f| {
+        in_use(f);
+        f.pools[0].recorded = vec![(Some(0), 300), (Some(1), 50)];
+    });
+    let all_recorded = found_with(
+        |f| {
+            in_use(f);
+            f.pools[0].recorded = vec![(None, 200)];
+        },
+        "pool-nodes",
+    );
+    assert!(!format!("{all_recorded:?}").contains("pool release"), "{all_recorded:?}");
     // The node has no part that could be read.
     let grow = "pagelift pool reserve 2M:200@3";
     finds("pool-nodes", Severity::Problem, ["the process may use node 3", grow], |f| {
@@ -104,8 +118,14 @@ fn modes_and_pools_are_listed_by_size_and_node() {
     let nodes = vec![on_node(0, 60, 60), on_node(1, 4, 4)];
     facts.pools[0].nodes = nodes;
     facts.permission.allowed_nodes = Some(vec![0, 1]);
-    let gigantic =
-        PoolFacts { size: size(1 << 30), total: 0, available: 0, overcommit: 2, nodes: vec![on_node(0, 0, 0)] };
+    let gigantic = PoolFacts {
+        size: size(1 << 30),
+        total: 0,
+        available: 0,
+        overcommit: 2,
+        nodes: vec![on_node(0, 0, 0)],
+        recorded: Vec::new(),
+    };
     facts.pools.push(gigantic);
     let fine: Vec<String> = examine(&facts).fine.iter().map(|fine| format!("{fine:?}")).collect();
     let all = fine.join("\n");
