@@ -1,17 +1,20 @@
 //! Writes boot files below a root folder, and takes exactly those back.
 
 use crate::earlier::{Earlier, Places, earlier, places};
+use crate::root::Root;
 use crate::{BootFile, BootKind, BootMachine, PoolRequest};
 use address_space::PageSize;
 use foreign_text::{quoted, quoted_path};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::fs;
+use std::io::{self, Write};
+use std::iter;
 use std::path::{Path, PathBuf};
 
 const MARK: &str = "# Written by `pagelift pool plan --install`; `pagelift pool plan --uninstall` removes it.";
-/// Maximum number of bytes of a boot file; Pagelift's have less than one kilobyte.
-const LONGEST: u64 = 64 << 10;
+
+/// Errors of a place where no setting is: no file, or no regular one.
+const IGNORED: [io::ErrorKind; 3] =
+    [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory, io::ErrorKind::InvalidInput];
 
 /// Why a file is not written or removed.
 #[derive(Debug, thiserror::Error)]
@@ -101,8 +104,10 @@ impl Installation {
 
     /// The paths of this name's files that Pagelift has written, also if they were changed since.
     pub fn found(&self) -> Vec<PathBuf> {
-        let paths = BootKind::ALL.map(|kind| self.root.join(BootFile::paths(kind, &self.name).0));
-        paths.into_iter().filter(|path| text_of(path).is_ok_and(|text| text.starts_with(MARK))).collect()
+        let Ok(root) = Root::open(&self.root) else { return Vec::new() };
+        let paths = BootKind::ALL.map(|kind| PathBuf::from(BootFile::paths(kind, &self.name).0));
+        let is_found = |path: &PathBuf| root.text(path).is_ok_and(|text| text.starts_with(MARK));
+        paths.into_iter().filter(is_found).map(|path| self.root.join(path)).collect()
     }
 
     /// Searches for a file with another name that sets the same number of pages, so that one of both would be ignored.
@@ -118,18 +123,19 @@ impl Installation {
     ) -> Result<(), InstallError> {
         let Some(Places { file, folder, ending }) = places(kind) else { return Ok(()) };
         let sizes: Vec<_> = requests.iter().map(|request| request.size).collect();
-        let own = self.root.join(BootFile::paths(kind, &self.name).0);
-        let folder = self.root.join(folder);
-        let mut files: Vec<_> =
-            fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-        files.retain(|path| *path != own && path.to_string_lossy().ends_with(ending));
-        files.sort();
-        for path in [vec![self.root.join(file)], files].concat().into_iter().filter(|path| path.is_file()) {
-            let mut bytes = Vec::new();
-            let read = File::open(&path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
-            read.map_err(|error| InstallError::Io { path: path.clone(), error })?;
-            let found = earlier(kind, &String::from_utf8_lossy(&bytes), &sizes, machine, &is_gigantic);
+        let Ok(root) = Root::open(&self.root) else { return Ok(()) };
+        let own = PathBuf::from(BootFile::paths(kind, &self.name).0);
+        let names = root.names_in(Path::new(folder)).into_iter().filter(|name| name.ends_with(ending));
+        let files = names.map(|name| Path::new(folder).join(name)).filter(|path| *path != own);
+        for path in iter::once(PathBuf::from(file)).chain(files) {
+            let text = match root.text(&path) {
+                Ok(text) => text,
+                Err(error) if IGNORED.contains(&error.kind()) => continue,
+                Err(error) => return Err(self.refused(&path, error)),
+            };
+            let found = earlier(kind, &text, &sizes, machine, &is_gigantic);
             if let Some(Earlier { setting, why }) = found {
+                let path = self.root.join(path);
                 return Err(InstallError::Earlier { path, setting, why, root: self.root.clone() });
             }
         }
@@ -141,47 +147,46 @@ impl Installation {
     /// # Errors
     /// [`InstallError`]; nothing stays behind.
     pub fn install(&self, file: &BootFile) -> Result<Vec<PathBuf>, InstallError> {
-        let path = self.root.join(&file.path);
-        if let Some(link) = file.link.as_ref().and_then(|(link, _)| self.left_link(&path, link)) {
-            fs::remove_file(&link).map_err(|error| InstallError::Io { path: link, error })?;
+        fs::create_dir_all(&self.root).map_err(|error| self.refused(Path::new(""), error))?;
+        let root = self.open()?;
+        let path = Path::new(&file.path);
+        if let Some((link, _)) = file.link.as_ref().filter(|(link, _)| is_left_link(&root, path, link)) {
+            root.remove(Path::new(link)).map_err(|error| self.refused(Path::new(link), error))?;
         }
         let text = with_mark(&file.text);
-        write_new(&path, |file| file.write_all(text.as_bytes()))
-            .map_err(|error| self.unwritten(path.clone(), error))?;
-        let mut written = vec![path.clone()];
+        let written = root.create(path, |file| file.write_all(text.as_bytes()));
+        written.map_err(|error| self.unwritten(&root, path, error))?;
+        let mut written = vec![self.root.join(path)];
         if let Some((link, target)) = &file.link {
-            let link = self.root.join(link);
-            let made = make_parent(&link).and_then(|()| symlink(target, &link));
-            if let Err(error) = made {
-                let _ = fs::remove_file(&path);
-                return Err(self.unwritten(link, error));
+            let link = Path::new(link);
+            if let Err(error) = root.link(link, target) {
+                let _ = root.remove(path);
+                return Err(self.unwritten(&root, link, error));
             }
-            written.push(link);
+            written.push(self.root.join(link));
         }
         Ok(written)
     }
 
-    /// The path of a link that enables the unit at `path`, if that unit is missing.
-    fn left_link(&self, path: &Path, link: &str) -> Option<PathBuf> {
-        let link = self.root.join(link);
-        let target = link.read_link().ok()?;
-        let is_missing = path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-        let name = path.file_name()?;
-        // As this installation writes it, and as systemctl does.
-        let own = [Path::new("..").join(name), Path::new("/etc/systemd/system").join(name)];
-        (is_missing && own.contains(&target)).then_some(link)
+    fn open(&self) -> Result<Root, InstallError> {
+        Root::open(&self.root).map_err(|error| self.refused(Path::new(""), error))
     }
 
-    fn unwritten(&self, path: PathBuf, error: io::Error) -> InstallError {
+    fn refused(&self, path: &Path, error: io::Error) -> InstallError {
+        InstallError::Io { path: self.root.join(path), error }
+    }
+
+    fn unwritten(&self, root: &Root, path: &Path, error: io::Error) -> InstallError {
         if error.kind() != io::ErrorKind::AlreadyExists {
-            return InstallError::Io { path, error };
+            return self.refused(path, error);
         }
-        if path.read_link().is_ok_and(|target| target == Path::new("/dev/null")) {
-            return InstallError::Masked(path);
+        let (target, shown) = (root.target_of(path), self.root.join(path));
+        if target.as_ref().is_ok_and(|target| target == Path::new("/dev/null")) {
+            return InstallError::Masked(shown);
         }
-        match text_of(&path).is_ok_and(|text| is_own(&text)) && !path.is_symlink() {
-            true => InstallError::Exists { path, name: self.name.clone(), root: self.root.clone() },
-            false => InstallError::Foreign(path),
+        match target.is_err() && root.text(path).is_ok_and(|text| is_own(&text)) {
+            true => InstallError::Exists { path: shown, name: self.name.clone(), root: self.root.clone() },
+            false => InstallError::Foreign(shown),
         }
     }
 
@@ -191,27 +196,36 @@ impl Installation {
     /// # Errors
     /// [`InstallError::Changed`] for a file that was changed, before anything is removed; the kernel's.
     pub fn uninstall(&self) -> Result<Vec<PathBuf>, InstallError> {
-        let paths = BootKind::ALL.map(|kind| BootFile::paths(kind, &self.name));
-        let present: Vec<_> = paths.into_iter().map(|(file, link)| (self.root.join(file), link)).collect();
+        let root = self.open()?;
         let mut ours = Vec::new();
-        for (path, link) in present {
-            match text_of(&path) {
+        for (path, link) in BootKind::ALL.map(|kind| BootFile::paths(kind, &self.name)) {
+            let path = PathBuf::from(path);
+            let link = link.filter(|link| root.target_of(Path::new(link)).is_ok());
+            match root.text(&path) {
                 Ok(text) if is_own(&text) => {
-                    ours.extend(link.map(|link| self.root.join(link)).filter(|link| link.is_symlink()));
+                    ours.extend(link.map(PathBuf::from));
                     ours.push(path);
                 }
-                Ok(_) => return Err(InstallError::Changed(path)),
+                Ok(_) => return Err(InstallError::Changed(self.root.join(path))),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    ours.extend(link.and_then(|link| self.left_link(&path, &link)));
+                    ours.extend(link.filter(|link| is_left_link(&root, &path, link)).map(PathBuf::from));
                 }
-                Err(error) => return Err(InstallError::Io { path, error }),
+                Err(error) => return Err(self.refused(&path, error)),
             }
         }
         for path in &ours {
-            fs::remove_file(path).map_err(|error| InstallError::Io { path: path.clone(), error })?;
+            root.remove(path).map_err(|error| self.refused(path, error))?;
         }
-        Ok(ours)
+        Ok(ours.into_iter().map(|path| self.root.join(path)).collect())
     }
+}
+
+/// True for a link that enables the unit at `path`, if that unit is missing.
+fn is_left_link(root: &Root, path: &Path, link: &str) -> bool {
+    let (Ok(target), Some(name)) = (root.target_of(Path::new(link)), path.file_name()) else { return false };
+    // As this installation writes it, and as systemctl does.
+    let own = [Path::new("..").join(name), Path::new("/etc/systemd/system").join(name)];
+    root.is_missing(path) && own.contains(&target)
 }
 
 /// Checks that a name of a reservation stays in its folder.
@@ -219,25 +233,6 @@ pub(crate) fn check_name(name: &str) -> Result<(), InstallError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let is_name = !name.is_empty() && name.chars().all(is_plain);
     if is_name { Ok(()) } else { Err(InstallError::Name(name.to_owned())) }
-}
-
-/// Makes a file and lets `write` fill it. An incomplete file is removed.
-fn write_new(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-    make_parent(path)?;
-    // O_EXCL also refuses an existing link there.
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
-    let written = write(&mut file).and_then(|()| file.sync_all());
-    written.inspect_err(|_| drop(fs::remove_file(path)))
-}
-
-fn make_parent(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), fs::create_dir_all)
-}
-
-fn text_of(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.take(LONGEST).read_to_string(&mut text)?;
-    Ok(text)
 }
 
 fn with_mark(text: &str) -> String {
@@ -260,6 +255,11 @@ mod tests {
     use super::*;
     use crate::{BootMachine, PoolRequest};
     use std::collections::BTreeSet;
+    use std::os::unix::fs::symlink;
+
+    fn make_parent(path: &Path) -> io::Result<()> {
+        path.parent().map_or(Ok(()), fs::create_dir_all)
+    }
 
     fn file(kind: BootKind) -> BootFile {
         let request: PoolRequest = "2M:64".parse().unwrap();
@@ -327,15 +327,25 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_file_is_removed() {
-        let root = tempfile::tempdir().unwrap();
-        let path = root.path().join("etc/unit");
-        let fill = |file: &mut File| file.write_all(b"[Unit]").and(Err(io::ErrorKind::StorageFull.into()));
-        assert_eq!(write_new(&path, fill).unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert!(files(root.path()).is_empty());
-        write_new(&path, |_| Ok(())).unwrap();
-        assert_eq!(write_new(&path, fill).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-        assert!(path.exists(), "the file of somebody else was removed");
+    fn no_link_of_an_image_leads_out_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, host) = (folder.path().join("image"), folder.path().join("host"));
+        fs::create_dir_all(&image).unwrap();
+        let outside = Installation::new(&host, "db").unwrap();
+        symlink(host.join("etc"), image.join("etc")).unwrap();
+        let installation = Installation::new(&image, "db").unwrap();
+        let request: PoolRequest = "2M:64".parse().unwrap();
+        for kind in BootKind::ALL {
+            outside.install(&file(kind)).unwrap();
+            assert!(installation.uninstall().map_or(true, |removed| removed.is_empty()));
+            assert!(installation.found().is_empty());
+            outside.uninstall().unwrap();
+            let error = installation.install(&file(kind)).unwrap_err().to_string();
+            assert!(error.contains("found etc as a link to no folder below the root folder"), "{error}");
+            let others = installation.check_others(kind, &[request], &BootMachine::default(), |_| false);
+            assert!(others.is_ok(), "{others:?}");
+        }
+        assert_eq!(files(&host), BTreeSet::new());
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod record;
 mod release;
 mod request;
 mod reserve;
+mod root;
 mod settings;
 mod system_v;
 mod users;
