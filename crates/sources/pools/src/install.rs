@@ -5,6 +5,7 @@ use crate::root::Root;
 use crate::{BootFile, BootKind, BootMachine, PoolRequest};
 use address_space::PageSize;
 use foreign_text::{quoted, quoted_path};
+use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::iter;
@@ -180,43 +181,97 @@ impl Installation {
         if error.kind() != io::ErrorKind::AlreadyExists {
             return self.refused(path, error);
         }
-        let (target, shown) = (root.target_of(path), self.root.join(path));
-        if target.as_ref().is_ok_and(|target| target == Path::new("/dev/null")) {
-            return InstallError::Masked(shown);
-        }
-        match target.is_err() && root.text(path).is_ok_and(|text| is_own(&text)) {
-            true => InstallError::Exists { path: shown, name: self.name.clone(), root: self.root.clone() },
-            false => InstallError::Foreign(shown),
+        let shown = self.root.join(path);
+        match present(root, path) {
+            Ok(Present::Masked) => InstallError::Masked(shown),
+            Ok(Present::Own) => InstallError::Exists { path: shown, name: self.name.clone(), root: self.root.clone() },
+            _ => InstallError::Foreign(shown),
         }
     }
 
-    /// Removes the files of this name that Pagelift has written, with their links, and a link without its file. Folders
-    /// stay. Returns the paths.
+    /// Removes the files of this name that Pagelift has written, with their links, and a link without its file. Folders and
+    /// files of others stay.
     ///
     /// # Errors
     /// [`InstallError::Changed`] for a file that was changed, before anything is removed; the kernel's.
-    pub fn uninstall(&self) -> Result<Vec<PathBuf>, InstallError> {
+    pub fn uninstall(&self) -> Result<Uninstalled, InstallError> {
         let root = self.open()?;
-        let mut ours = Vec::new();
+        let (mut ours, mut kept) = (Vec::new(), Vec::new());
         for (path, link) in BootKind::ALL.map(|kind| BootFile::paths(kind, &self.name)) {
-            let path = PathBuf::from(path);
+            let (path, shown) = (PathBuf::from(&path), self.root.join(&path));
             let link = link.filter(|link| root.target_of(Path::new(link)).is_ok());
-            match root.text(&path) {
-                Ok(text) if is_own(&text) => {
+            match present(&root, &path).map_err(|error| self.refused(&path, error))? {
+                Present::Own => {
                     ours.extend(link.map(PathBuf::from));
                     ours.push(path);
                 }
-                Ok(_) => return Err(InstallError::Changed(self.root.join(path))),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Present::Nothing => {
                     ours.extend(link.filter(|link| is_left_link(&root, &path, link)).map(PathBuf::from));
                 }
-                Err(error) => return Err(self.refused(&path, error)),
+                Present::Changed => return Err(InstallError::Changed(shown)),
+                Present::Masked => kept.push(KeptFile::Masked(shown)),
+                Present::Foreign => kept.push(KeptFile::Foreign(shown)),
             }
         }
         for path in &ours {
             root.remove(path).map_err(|error| self.refused(path, error))?;
         }
-        Ok(ours.into_iter().map(|path| self.root.join(path)).collect())
+        Ok(Uninstalled { removed: ours.into_iter().map(|path| self.root.join(path)).collect(), kept })
+    }
+}
+
+/// The outcome of a removal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uninstalled {
+    /// The paths of removed files and links.
+    pub removed: Vec<PathBuf>,
+    /// Files of others with the same names.
+    pub kept: Vec<KeptFile>,
+}
+
+/// A file that Pagelift has not written, with the name of one of its boot files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeptFile {
+    /// A link to /dev/null, by which the administrator has masked the unit.
+    Masked(PathBuf),
+    /// Any other file or link.
+    Foreign(PathBuf),
+}
+
+impl fmt::Display for KeptFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Masked(path) => write!(f, "{} masks the unit, and is not removed", path.display()),
+            Self::Foreign(path) => write!(f, "{} was not written by Pagelift, and is not removed", path.display()),
+        }
+    }
+}
+
+/// The file at the path of a boot file.
+enum Present {
+    Nothing,
+    /// As Pagelift wrote it.
+    Own,
+    /// Written by Pagelift, and changed since.
+    Changed,
+    /// A link to /dev/null.
+    Masked,
+    Foreign,
+}
+
+fn present(root: &Root, path: &Path) -> io::Result<Present> {
+    if let Ok(target) = root.target_of(path) {
+        return Ok(if target == Path::new("/dev/null") { Present::Masked } else { Present::Foreign });
+    }
+    match root.text(path) {
+        Ok(text) if is_own(&text) => Ok(Present::Own),
+        Ok(text) if text.starts_with(MARK) => Ok(Present::Changed),
+        Ok(_) => Ok(Present::Foreign),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound => Ok(Present::Nothing),
+            io::ErrorKind::InvalidInput => Ok(Present::Foreign),
+            _ => Err(error),
+        },
     }
 }
 
@@ -294,9 +349,9 @@ mod tests {
         assert!(matches!(again, InstallError::Exists { .. }), "{again}");
         let root_option = format!("`pagelift pool plan --uninstall --name db --root {}`", root.path().display());
         assert!(again.to_string().contains(&root_option), "{again}");
-        assert_eq!(installation.uninstall().unwrap().len(), 4);
+        assert_eq!(installation.uninstall().unwrap().removed.len(), 4);
         assert_eq!(files(root.path()), before);
-        assert!(installation.uninstall().unwrap().is_empty());
+        assert!(installation.uninstall().unwrap().removed.is_empty());
     }
 
     #[test]
@@ -337,7 +392,7 @@ mod tests {
         let request: PoolRequest = "2M:64".parse().unwrap();
         for kind in BootKind::ALL {
             outside.install(&file(kind)).unwrap();
-            assert!(installation.uninstall().map_or(true, |removed| removed.is_empty()));
+            assert!(installation.uninstall().map_or(true, |outcome| outcome.removed.is_empty()));
             assert!(installation.found().is_empty());
             outside.uninstall().unwrap();
             let error = installation.install(&file(kind)).unwrap_err().to_string();
@@ -357,17 +412,17 @@ mod tests {
         make_parent(&link).unwrap();
         for target in ["../pagelift-pool-db.service", "/etc/systemd/system/pagelift-pool-db.service"] {
             symlink(target, &link).unwrap();
-            assert_eq!(installation.uninstall().unwrap(), [link.as_path()]);
+            assert_eq!(installation.uninstall().unwrap().removed, [link.as_path()]);
             assert!(files(root.path()).is_empty());
 
             symlink(target, &link).unwrap();
             assert_eq!(installation.install(&unit).unwrap(), [path.as_path(), link.as_path()]);
-            assert_eq!(installation.uninstall().unwrap(), [link.as_path(), path.as_path()]);
+            assert_eq!(installation.uninstall().unwrap().removed, [link.as_path(), path.as_path()]);
         }
         symlink("/etc/systemd/system/other.service", &link).unwrap();
         let error = installation.install(&unit).unwrap_err();
         assert!(matches!(&error, InstallError::Foreign(path) if *path == link), "{error}");
-        assert!(installation.uninstall().unwrap().is_empty());
+        assert!(installation.uninstall().unwrap().removed.is_empty());
         assert_eq!(files(root.path()), BTreeSet::from([link]));
     }
 
@@ -380,6 +435,25 @@ mod tests {
         let error = Installation::new(root.path(), "db").unwrap().install(&file(BootKind::Systemd)).unwrap_err();
         assert!(error.to_string().contains("`systemctl unmask pagelift-pool-db.service`"), "{error}");
         assert_eq!(files(root.path()), BTreeSet::from([path]));
+    }
+
+    #[test]
+    fn files_of_others_keep_no_own_file_in_place() {
+        let root = tempfile::tempdir().unwrap();
+        let [unit, sysctl, grub] = BootKind::ALL.map(|kind| root.path().join(file(kind).path));
+        let installation = Installation::new(root.path(), "db").unwrap();
+        let [written] = installation.install(&file(BootKind::Grub)).unwrap().try_into().unwrap();
+        [&unit, &sysctl].into_iter().for_each(|path| make_parent(path).unwrap());
+        symlink("/dev/null", &unit).unwrap();
+        for foreign in ["vm.nr_hugepages = 3\n", ""] {
+            fs::write(&sysctl, foreign).unwrap();
+            let outcome = installation.uninstall().unwrap();
+            assert_eq!(outcome.kept, [KeptFile::Masked(unit.clone()), KeptFile::Foreign(sysctl.clone())]);
+            assert_eq!(outcome.removed, [written.clone()]);
+            assert_eq!(files(root.path()), BTreeSet::from([unit.clone(), sysctl.clone()]));
+            installation.install(&file(BootKind::Grub)).unwrap();
+        }
+        assert!(grub.exists());
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub use change::{Change, GivenBack, give_back, part_of};
 pub use demote::{Demoted, demote};
 pub use error::PoolError;
 pub use hugetlbfs::HugetlbFile;
-pub use install::{InstallError, Installation};
+pub use install::{InstallError, Installation, KeptFile, Uninstalled};
 pub use need::{NodeNeed, PoolNeed, needs_of, on_each_of, spread_over, unused};
 pub use obstacle::Obstacle;
 pub use overcommit::{Overcommitted, overcommit};

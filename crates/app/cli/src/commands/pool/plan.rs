@@ -15,7 +15,7 @@ use foreign_text::{quoted, quoted_path};
 use lift_plan::{Numa, Policy};
 use machine_facts::{Files, System, allowed_nodes, default_hugetlb, free_blocks, node_numbers, pool_counts};
 use options::HeapPages;
-use pools::{BootFile, BootKind, BootMachine, Installation, PoolNeed, PoolRequest, needs_of};
+use pools::{BootFile, BootKind, BootMachine, Installation, PoolNeed, PoolRequest, Uninstalled, needs_of};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -94,7 +94,8 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         bail!("--cma belongs to a file; fix: --install grub --cma, or --print grub --cma");
     }
     if args.uninstall {
-        let removed = installation.uninstall()?;
+        let Uninstalled { removed, kept } = installation.uninstall()?;
+        kept.iter().for_each(|kept| say!("pagelift: note: {kept}"));
         if removed.is_empty() {
             bail!("found no installed files named {} under {}", args.name, args.root.display());
         }
