@@ -3,21 +3,44 @@
 
 use crate::boot::{BootKind, BootMachine};
 use address_space::PageSize;
-use std::mem;
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::{iter, mem};
 
-/// Files that are read at boot, from the root folder: first `file`, then the files in `folder` whose names end with `ending`.
+/// Files that are read at boot, from the root folder: first `file`, then the files in `folders` whose names end with
+/// `ending`, in the order of their names. Of files with the same name only the one in the first folder is read.
 pub(crate) struct Places {
     pub file: &'static str,
-    pub folder: &'static str,
+    pub folders: &'static [&'static str],
     pub ending: &'static str,
 }
+
+/// The folders of sysctl.d(5) in systemd 257, by priority, and that of sysctl(8) in a system with a separate /usr.
+const SYSCTL: [&str; 5] =
+    ["etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d", "lib/sysctl.d"];
 
 /// Returns the files of this kind; `None` if files add to each other.
 pub(crate) fn places(kind: BootKind) -> Option<Places> {
     match kind {
         BootKind::Systemd => None,
-        BootKind::Sysctl => Some(Places { file: "etc/sysctl.conf", folder: "etc/sysctl.d", ending: ".conf" }),
-        BootKind::Grub => Some(Places { file: "etc/default/grub", folder: "etc/default/grub.d", ending: ".cfg" }),
+        BootKind::Sysctl => Some(Places { file: "etc/sysctl.conf", folders: &SYSCTL, ending: ".conf" }),
+        BootKind::Grub => Some(Places { file: "etc/default/grub", folders: &["etc/default/grub.d"], ending: ".cfg" }),
+    }
+}
+
+impl Places {
+    /// The paths of the files that are read besides the file `own`. `names_in` returns the names in a folder.
+    pub fn others(&self, own: &Path, names_in: impl Fn(&Path) -> Vec<String>) -> Vec<PathBuf> {
+        let mut by_name = BTreeMap::new();
+        for folder in self.folders.iter().map(Path::new) {
+            for name in names_in(folder).into_iter().filter(|name| name.ends_with(self.ending)) {
+                by_name.entry(name).or_insert(folder);
+            }
+        }
+        let files = by_name.into_iter().filter(|(name, _)| own.file_name() != Some(OsStr::new(name)));
+        let files = files.map(|(name, folder)| folder.join(name));
+        iter::once(PathBuf::from(self.file)).chain(files).collect()
     }
 }
 
@@ -141,6 +164,23 @@ mod tests {
         assert_eq!(found_in(comments, "1G"), None);
         assert_eq!(words(comments), ["A=1", "GRUB_CMDLINE_LINUX=", "a#b", "c"]);
         assert_eq!(words("X='say \"hello'"), ["X=", "say", "\"hello"]);
+    }
+
+    #[test]
+    fn files_of_all_folders_are_read_by_name() {
+        let names_in = |folder: &Path| {
+            let names: &[&str] = match folder.to_str().unwrap() {
+                "etc/sysctl.d" => &["50-a.conf", "README"],
+                "run/sysctl.d" => &["60-own.conf", "70-b.conf"],
+                "usr/lib/sysctl.d" => &["10-c.conf", "50-a.conf", "70-b.conf"],
+                _ => &[],
+            };
+            names.iter().map(|&name| name.to_owned()).collect()
+        };
+        let others = places(BootKind::Sysctl).unwrap().others(Path::new("etc/sysctl.d/60-own.conf"), names_in);
+        let read =
+            ["etc/sysctl.conf", "usr/lib/sysctl.d/10-c.conf", "etc/sysctl.d/50-a.conf", "run/sysctl.d/70-b.conf"];
+        assert_eq!(others, read.map(PathBuf::from));
     }
 
     #[test]

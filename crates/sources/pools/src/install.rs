@@ -1,6 +1,6 @@
 //! Writes boot files below a root folder, and takes exactly those back.
 
-use crate::earlier::{Earlier, Places, earlier, places};
+use crate::earlier::{Earlier, earlier, places};
 use crate::root::Root;
 use crate::{BootFile, BootKind, BootMachine, PoolRequest};
 use address_space::PageSize;
@@ -8,7 +8,6 @@ use foreign_text::{quoted, quoted_path};
 use std::fmt;
 use std::fs;
 use std::io::{self, Write};
-use std::iter;
 use std::path::{Path, PathBuf};
 
 const MARK: &str = "# Written by `pagelift pool plan --install`; `pagelift pool plan --uninstall` removes it.";
@@ -70,7 +69,9 @@ fn earlier_fix(path: &Path, root: &Path) -> String {
     let file = path.file_stem().map(|file| file.to_string_lossy()).unwrap_or_default();
     let first = match file.strip_prefix("60-pagelift-pool-") {
         Some(name) => format!("`{}`", uninstall_command(name, root)),
-        None => format!("take it out of {}", path.display()),
+        None if path.starts_with(root.join("etc")) => format!("take it out of {}", path.display()),
+        // A file of the same name in /etc replaces it, also after an update of its package.
+        None => format!("copy {} to {} without it", path.display(), root.join("etc/sysctl.d").display()),
     };
     format!("{first}, then one plan with the sum of both; or --install systemd, whose pages add up")
 }
@@ -122,13 +123,11 @@ impl Installation {
         machine: &BootMachine,
         is_gigantic: impl Fn(PageSize) -> bool,
     ) -> Result<(), InstallError> {
-        let Some(Places { file, folder, ending }) = places(kind) else { return Ok(()) };
+        let Some(places) = places(kind) else { return Ok(()) };
         let sizes: Vec<_> = requests.iter().map(|request| request.size).collect();
         let Ok(root) = Root::open(&self.root) else { return Ok(()) };
         let own = PathBuf::from(BootFile::paths(kind, &self.name).0);
-        let names = root.names_in(Path::new(folder)).into_iter().filter(|name| name.ends_with(ending));
-        let files = names.map(|name| Path::new(folder).join(name)).filter(|path| *path != own);
-        for path in iter::once(PathBuf::from(file)).chain(files) {
+        for path in places.others(&own, |folder| root.names_in(folder)) {
             let text = match root.text(&path) {
                 Ok(text) => text,
                 Err(error) if IGNORED.contains(&error.kind()) => continue,
@@ -435,6 +434,34 @@ mod tests {
         let error = Installation::new(root.path(), "db").unwrap().install(&file(BootKind::Systemd)).unwrap_err();
         assert!(error.to_string().contains("`systemctl unmask pagelift-pool-db.service`"), "{error}");
         assert_eq!(files(root.path()), BTreeSet::from([path]));
+    }
+
+    #[test]
+    fn a_number_in_any_folder_of_sysctl_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let installation = Installation::new(root.path(), "db").unwrap();
+        let check = || installation.check_others(BootKind::Sysctl, &[], &BootMachine::default(), |_| false);
+        let place = |path: &str| {
+            let path = root.path().join(path);
+            make_parent(&path).unwrap();
+            fs::write(&path, "vm.nr_hugepages = 3\n").unwrap();
+            path
+        };
+        for folder in ["run", "usr/local/lib", "usr/lib", "lib"] {
+            assert!(check().is_ok());
+            let path = place(&format!("{folder}/sysctl.d/90-vendor.conf"));
+            let error = check().unwrap_err().to_string();
+            let fix = format!("fix: copy {} to {}/etc/sysctl.d without it", path.display(), root.path().display());
+            assert!(error.contains(&fix), "{error}");
+            // A link to /dev/null masks files of its name.
+            let mask = root.path().join("etc/sysctl.d/90-vendor.conf");
+            make_parent(&mask).unwrap();
+            symlink("/dev/null", &mask).unwrap();
+            assert!(check().is_ok());
+            [path, mask].iter().for_each(|path| fs::remove_file(path).unwrap());
+        }
+        place("etc/sysctl.d/10-own.conf");
+        assert!(check().unwrap_err().to_string().contains("fix: take it out of "));
     }
 
     #[test]
