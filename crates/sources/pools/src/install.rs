@@ -476,7 +476,7 @@ mod tests {
             fs::write(&sysctl, foreign).unwrap();
             let outcome = installation.uninstall().unwrap();
             assert_eq!(outcome.kept, [KeptFile::Masked(unit.clone()), KeptFile::Foreign(sysctl.clone())]);
-            assert_eq!(outcome.removed, [written.clone()]);
+            assert_eq!(outcome.removed, [written.as_path()]);
             assert_eq!(files(root.path()), BTreeSet::from([unit.clone(), sysctl.clone()]));
             installation.install(&file(BootKind::Grub)).unwrap();
         }

@@ -125,19 +125,31 @@ impl ReservationRecord {
         };
         let note = recorded.is_none().then(|| format!("{why}; the named pages are used instead"));
         let changes = recorded.unwrap_or_else(|| named.iter().map(Change::of).collect());
+        let there = self.still_there(settings, changes);
+        let given = self.give_back_each(settings, &there)?;
+        Ok(RecordedRelease { given, note })
+    }
+
+    /// Gives back changes and takes each out of the record before: if the record cannot be written, its pages stay in the
+    /// pool. A record with pages that are not in the pool would count the pages of others.
+    ///
+    /// # Errors
+    /// The first refusal, which keeps its pages in the record; [`PoolError::ReservationRecord`].
+    fn give_back_each(&self, settings: &impl Settings, changes: &[Change]) -> Result<Vec<GivenBack>, PoolError> {
         let (mut given, mut kept, mut failed) = (Vec::new(), Vec::new(), None);
-        for change in self.still_there(settings, changes) {
-            match give_back(settings, &[change]) {
+        for (index, change) in changes.iter().enumerate() {
+            self.write(settings, &[&kept, &changes[index + 1..]].concat())?;
+            match give_back(settings, &[*change]) {
                 Ok(one) => given.extend(one),
                 Err(error) => {
-                    kept.push(change);
+                    kept.push(*change);
                     failed = failed.or(Some(error));
                 }
             }
         }
         // An empty record means that all pages were given back, and keeps a second release from taking others' pages.
         self.write(settings, &kept)?;
-        failed.map_or(Ok(RecordedRelease { given, note }), Err)
+        failed.map_or(Ok(given), Err)
     }
 
     /// The part of these changes that the pools still contain besides other records' pages, since anybody may have

@@ -211,3 +211,35 @@ fn nothing_stays_added_where_it_cannot_be_recorded() {
     assert_eq!(machine.totals(), [0]);
     assert!(ReservationRecord::of("../db").is_err() && ReservationRecord::of("").is_err());
 }
+
+#[test]
+fn pages_stay_where_their_release_cannot_be_recorded() {
+    let (folder, machine) = (tempfile::tempdir().unwrap(), machine(&[100, 100]));
+    let record = record(&folder);
+    // The pages of the kernel's command line.
+    machine.nodes.borrow_mut()[0].total = 10;
+    start(&machine, &record, &["2M:4@0", "2M:4@1"]);
+    let before = fs::read_to_string(record.path()).unwrap();
+    // No new file can be written.
+    let new = folder.path().join("pagelift-pool-db.new");
+    fs::create_dir(&new).unwrap();
+    let error = record.release(&machine, &requests(&["2M:4@0", "2M:4@1"])).unwrap_err();
+    assert!(error.to_string().contains("pagelift-pool-db.record: "), "{error}");
+    assert_eq!((machine.totals(), fs::read_to_string(record.path()).unwrap()), (vec![14, 4], before));
+    fs::remove_dir(&new).unwrap();
+    assert_eq!(stop(&machine, &record, &[]), (8, 8, None));
+    assert_eq!(machine.totals(), [10, 0]);
+}
+
+#[test]
+fn pages_that_the_kernel_keeps_stay_recorded() {
+    let (folder, mut machine) = (tempfile::tempdir().unwrap(), machine(&[100, 100]));
+    let record = record(&folder);
+    start(&machine, &record, &["2M:4@0", "2M:3@1"]);
+    machine.refuses = Some(("node1/", 22));
+    assert!(record.release(&machine, &[]).is_err());
+    assert_eq!(machine.totals(), [0, 3]);
+    assert!(fs::read_to_string(record.path()).unwrap().ends_with("boot unknown\n2M:3@1\n"));
+    machine.refuses = None;
+    assert_eq!(stop(&machine, &record, &[]), (3, 3, None));
+}
