@@ -2,6 +2,7 @@
 //! clears. A repeated reservation adds only the missing pages, and a release gives back the added pages, in use or not.
 
 use crate::change::{Change, give_back, persistent, pool_of};
+use crate::held::Holder;
 use crate::install::{InstallError, check_name};
 use crate::reserve::reserve_beside;
 use crate::{GivenBack, PoolError, PoolRequest, ReserveOptions, ReserveOutcome, Settings};
@@ -14,7 +15,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Root's own folder, which is empty after a boot, as the pools are.
-const FOLDER: &str = "/run";
+pub(crate) const FOLDER: &str = "/run";
 const PREFIX: &str = "pagelift-pool-";
 const SUFFIX: &str = ".record";
 /// A new one at each boot (random(4)).
@@ -45,6 +46,8 @@ enum Recorded {
 pub struct RecordedPages {
     /// The name of the record.
     pub name: String,
+    /// The process that releases the pages when it ends; `None` for those of a name.
+    pub holder: Option<i32>,
     /// The pages that were added and not given back, in use or not.
     pub changes: Vec<Change>,
 }
@@ -79,6 +82,11 @@ impl ReservationRecord {
     fn within(folder: &Path, name: &str) -> Result<Self, InstallError> {
         check_name(name)?;
         Ok(Self { folder: folder.to_owned(), name: name.to_owned() })
+    }
+
+    /// The record of a process.
+    pub(crate) fn of_holder(folder: &Path, name: String) -> Self {
+        Self { folder: folder.to_owned(), name }
     }
 
     /// The path of its file.
@@ -182,8 +190,16 @@ impl ReservationRecord {
         }
     }
 
+    pub(crate) fn remove(&self) -> Result<(), PoolError> {
+        let path = self.path();
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(PoolError::ReservationRecord { path, error }),
+            _ => Ok(()),
+        }
+    }
+
     /// Writes a new file in the place of the old one, which is whole at any moment.
-    fn write(&self, settings: &impl Settings, changes: &[Change]) -> Result<(), PoolError> {
+    pub(crate) fn write(&self, settings: &impl Settings, changes: &[Change]) -> Result<(), PoolError> {
         let (path, new) = (self.path(), self.folder.join(format!("{PREFIX}{}.new", self.name)));
         let write = || {
             match fs::remove_file(&new) {
@@ -199,10 +215,13 @@ impl ReservationRecord {
 
     fn text(&self, boot: &str, changes: &[Change]) -> String {
         let name = &self.name;
-        let mut text = format!(
-            "# What `pagelift pool reserve --record {name}` has added; `pagelift pool release --record {name}` gives it back.\n\
-             boot {boot}\n"
-        );
+        let title = match Holder::named(name) {
+            Some(Holder { pid, .. }) => format!("Pages that process {pid} releases when it ends."),
+            None => format!(
+                "What `pagelift pool reserve --record {name}` has added; `pagelift pool release --record {name}` gives it back."
+            ),
+        };
+        let mut text = format!("# {title}\nboot {boot}\n");
         for change in summed(changes) {
             let Change { size, node, pages } = change;
             text += &format!("{}\n", PoolRequest { size, pages, node });
@@ -216,16 +235,23 @@ pub fn records(files: &impl Files) -> Vec<RecordedPages> {
     records_in(Path::new(FOLDER), files)
 }
 
-fn records_in(folder: &Path, files: &impl Files) -> Vec<RecordedPages> {
+pub(crate) fn records_in(folder: &Path, files: &impl Files) -> Vec<RecordedPages> {
     let names = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
         Some(name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.to_owned())
     });
     let mut names: Vec<String> = names.collect();
     names.sort();
-    let record = |name: String| match ReservationRecord::within(folder, &name).ok()?.read(files) {
-        Recorded::Changes(changes) => Some(RecordedPages { name, changes }),
-        _ => None,
+    let record = |name: String| {
+        let holder = Holder::named(&name);
+        let record = match holder {
+            // Whoever was killed releases nothing.
+            Some(holder) if !holder.is_there(files) => return None,
+            Some(_) => ReservationRecord::of_holder(folder, name.clone()),
+            None => ReservationRecord::within(folder, &name).ok()?,
+        };
+        let Recorded::Changes(changes) = record.read(files) else { return None };
+        Some(RecordedPages { name, holder: holder.map(|holder| holder.pid), changes })
     };
     names.into_iter().filter_map(record).collect()
 }

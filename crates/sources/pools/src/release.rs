@@ -60,11 +60,13 @@ pub struct Released {
     pub left: u64,
 }
 
-/// Free pages that stay in a pool for a reservation with a record.
+/// Free pages that stay in a pool for a reservation with a record, or for a process that holds them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KeptFor {
     /// The name of the record.
     pub name: String,
+    /// The process that releases the pages when it ends; `None` for those of a name.
+    pub holder: Option<i32>,
     /// Number of pages.
     pub pages: u64,
 }
@@ -124,7 +126,9 @@ fn release_unrecorded(
 
 /// Subtracts the recorded pages of a size from the free pages of each node. Returns the subtracted pages by record.
 fn set_aside(records: &[RecordedPages], size: PageSize, parts: &mut [(Option<u32>, u64)]) -> Vec<KeptFor> {
-    let mut kept: Vec<_> = records.iter().map(|record| KeptFor { name: record.name.clone(), pages: 0 }).collect();
+    let kept_for =
+        |RecordedPages { name, holder, .. }: &RecordedPages| KeptFor { name: name.clone(), holder: *holder, pages: 0 };
+    let mut kept: Vec<_> = records.iter().map(kept_for).collect();
     let changes = records.iter().zip(0..).flat_map(|(record, index)| record.changes.iter().map(move |c| (index, c)));
     let mut changes: Vec<(usize, &Change)> = changes.filter(|(_, change)| change.size == size).collect();
     // Pages of any node come last: they can be where others have left some.

@@ -85,7 +85,7 @@ impl PoolLock {
         Self::take_in(Path::new(LOCK_FOLDER), LOCKED_AT_MOST)
     }
 
-    fn take_in(folder: &Path, most: Duration) -> Result<Self, PoolError> {
+    pub(crate) fn take_in(folder: &Path, most: Duration) -> Result<Self, PoolError> {
         let path: PathBuf = folder.join(LOCK);
         let refused = |error| PoolError::Lock { path: path.clone(), error };
         let open = File::open(folder).map_err(refused)?;

@@ -39,6 +39,9 @@ pub struct Simulated {
 }
 
 impl Simulated {
+    /// The only process.
+    pub const PID: i32 = 77;
+
     pub fn new(nodes: &[SimulatedNode]) -> Self {
         Self {
             size: "2M".parse().unwrap(),
@@ -140,6 +143,7 @@ impl Simulated {
             buddies += &format!("Node {index}, zone Normal {pieces} 0 0 0 0 0 0 0 0 {} 0\n", node.at_once);
         }
         write("/proc/buddyinfo".into(), buddies);
+        write(format!("/proc/{}/stat", Self::PID), format!("{} (pagelift) S{} 220", Self::PID, " 0".repeat(18)));
         let title = "Number of blocks type     Unmovable      Movable  Reclaimable";
         write("/proc/pagetypeinfo".into(), format!("{title}\nNode 0, zone Normal 7 90 3"));
         tree

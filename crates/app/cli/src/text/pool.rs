@@ -335,11 +335,14 @@ pub fn released(released: &Released) -> String {
             "; {kept} of the requested pages remain: in use, reserved, or missing (`pagelift pool show` lists the users)"
         );
     }
-    for KeptFor { name, pages } in recorded {
-        text += &format!(
-            "; {} stay for the record {name} (`pagelift pool release --record {name}` releases its pages)",
-            counted(*pages, "free page")
-        );
+    for KeptFor { name, holder, pages } in recorded {
+        let pages = counted(*pages, "free page");
+        text += &match holder {
+            Some(pid) => format!("; {pages} stay for process {pid}, which releases its pages when it ends"),
+            None => format!(
+                "; {pages} stay for the record {name} (`pagelift pool release --record {name}` releases its pages)"
+            ),
+        };
     }
     text
 }

@@ -224,7 +224,11 @@ mod tests {
             recorded: vec![(Some(1), 3)],
         };
         let change = |bytes, pages| Change { size: size(bytes), node: Some(1), pages };
-        let record = RecordedPages { name: "db".to_owned(), changes: vec![change(2 << 20, 3), change(1 << 30, 1)] };
+        let record = RecordedPages {
+            name: "db".to_owned(),
+            holder: None,
+            changes: vec![change(2 << 20, 3), change(1 << 30, 1)],
+        };
         assert_eq!(pools(&files, &[record]), [pool]);
     }
 }

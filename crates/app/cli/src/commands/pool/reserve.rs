@@ -12,8 +12,8 @@ use address_space::parse_bytes;
 use clap::Args;
 use machine_facts::base_page;
 use pools::{
-    Change, Goal, KernelSettings, PoolRequest, RecordedOutcome, ReservationRecord, ReserveOptions, ReserveOutcome,
-    give_back, part_of, reserve, usual_floor,
+    GivenBack, Goal, HeldPages, KernelSettings, PoolLock, PoolRequest, RecordedOutcome, ReservationRecord,
+    ReserveOptions, ReserveOutcome, reserve, usual_floor,
 };
 use std::ffi::OsString;
 use std::process::Command;
@@ -93,16 +93,16 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
     let lock = lock()?;
     let (settings, interrupted) = settings()?;
     let outcomes = reserved(args, &settings, record)?;
+    let held = args.hold.then(|| held(&settings, &outcomes));
     drop(lock);
     // From here on the pages must be released even if nobody reads the output.
     let said = say(&outcomes, args.hold);
     let is_met = outcomes.iter().all(ReserveOutcome::is_met);
-    if args.hold {
-        let mut changes: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.changes.clone()).collect();
-        if said.is_ok() && !changes.is_empty() {
-            hold(&settings, &mut changes, &interrupted);
+    if let Some(mut held) = held {
+        if said.is_ok() && !held.is_empty() {
+            hold(&settings, &mut held, &interrupted);
         }
-        give_all_back(&settings, &changes)?;
+        give_all_back(&settings, &mut held)?;
     } else {
         said?;
         say_kubelet();
@@ -135,6 +135,13 @@ fn reserved(
     Ok(outcomes)
 }
 
+fn held(settings: &KernelSettings, outcomes: &[ReserveOutcome]) -> HeldPages {
+    let changes = outcomes.iter().flat_map(|outcome| outcome.changes.clone()).collect();
+    let (held, failed) = HeldPages::new(settings, changes);
+    say_note(failed.map(|error| format!("{error}; `pagelift pool release` with `all` can release these pages")));
+    held
+}
+
 fn say(outcomes: &[ReserveOutcome], hold: bool) -> std::io::Result<()> {
     let out = Output::Standard;
     outcomes.iter().try_for_each(|outcome| writeln!(out, "{}", text::outcome(outcome)))?;
@@ -146,7 +153,7 @@ fn say(outcomes: &[ReserveOutcome], hold: bool) -> std::io::Result<()> {
 
 /// Waits until standard input ends or a signal comes; gives back the pages named by its lines, SIZE:COUNT[@NODE]..., at
 /// once.
-fn hold(settings: &KernelSettings, changes: &mut [Change], interrupted: &AtomicBool) {
+fn hold(settings: &KernelSettings, held: &mut HeldPages, interrupted: &AtomicBool) {
     let (orders, ordered) = channel::<Vec<PoolRequest>>();
     std::thread::spawn(move || {
         for line in std::io::stdin().lines().map_while(Result::ok) {
@@ -158,25 +165,29 @@ fn hold(settings: &KernelSettings, changes: &mut [Change], interrupted: &AtomicB
     });
     while !interrupted.load(Ordering::Relaxed) {
         match ordered.recv_timeout(LOOK_EVERY) {
-            Ok(requests) => {
-                let part: Vec<_> = requests.iter().flat_map(|request| part_of(changes, request)).collect();
-                if let Err(error) = give_all_back(settings, &part) {
-                    say!("pagelift: {error:#}");
-                }
-            }
+            Ok(requests) => match held.give_back_part(settings, PoolLock::take(), &requests) {
+                Ok(given) => say_given_back(&given),
+                Err(error) => say!("pagelift: {error}; these pages are given back at the end"),
+            },
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }
 
-fn give_all_back(settings: &KernelSettings, changes: &[Change]) -> anyhow::Result<()> {
-    let _lock = lock()?;
-    let changes: Vec<_> = changes.iter().filter(|change| change.pages > 0).copied().collect();
-    let given = give_back(settings, &changes)?;
-    // The parent may have been killed.
-    given.iter().rev().for_each(|given| drop(writeln!(Output::Standard, "{}", text::given_back(given))));
+fn give_all_back(settings: &KernelSettings, held: &mut HeldPages) -> anyhow::Result<()> {
+    if held.is_empty() {
+        return Ok(());
+    }
+    let lock = PoolLock::take();
+    say_note(lock.as_ref().err().map(|error| format!("{error}; the pages are given back without the lock")));
+    say_given_back(&held.give_back_all(settings, lock)?);
     Ok(())
+}
+
+/// The parent may have been killed.
+fn say_given_back(given: &[GivenBack]) {
+    given.iter().for_each(|given| drop(writeln!(Output::Standard, "{}", text::given_back(given))));
 }
 
 /// Installs the unit by the command that does so.
