@@ -26,6 +26,8 @@ pub struct MappingUsage {
     pub file_huge: u64,
     /// Pages of the hugetlb pool, private and shared.
     pub hugetlb: u64,
+    /// Pages of the hugetlb pool that another page table maps, too: of a forked process, or of another one that maps the file.
+    pub shared_hugetlb: u64,
     /// Page size by which the kernel manages the mapping.
     pub kernel_page_size: Option<PageSize>,
     /// Memory protection key; 0 where none is set.
@@ -142,6 +144,7 @@ fn empty(mapping: Mapping) -> MappingUsage {
         shmem_huge: 0,
         file_huge: 0,
         hugetlb: 0,
+        shared_hugetlb: 0,
         kernel_page_size: None,
         protection_key: 0,
         flags: String::new(),
@@ -157,7 +160,11 @@ fn read_field(usage: &mut MappingUsage, field: &str, value: &str) -> Option<()> 
         "AnonHugePages" => usage.anonymous_huge = bytes()?,
         "ShmemPmdMapped" => usage.shmem_huge = bytes()?,
         "FilePmdMapped" => usage.file_huge = bytes()?,
-        "Private_Hugetlb" | "Shared_Hugetlb" => usage.hugetlb = usage.hugetlb.checked_add(bytes()?)?,
+        "Private_Hugetlb" => usage.hugetlb = usage.hugetlb.checked_add(bytes()?)?,
+        "Shared_Hugetlb" => {
+            usage.shared_hugetlb = bytes()?;
+            usage.hugetlb = usage.hugetlb.checked_add(usage.shared_hugetlb)?;
+        }
         "KernelPageSize" => usage.kernel_page_size = PageSize::new(bytes()?).ok(),
         "ProtectionKey" => usage.protection_key = value.parse().ok()?,
         "VmFlags" => usage.flags = value.to_owned(),
@@ -212,6 +219,7 @@ Shared_Hugetlb:       19 kB
         let fields = [usage.resident, usage.private_dirty, usage.anonymous_huge, usage.shmem_huge, usage.file_huge];
         assert_eq!(fields, [3, 5, 7, 11, 13].map(|kib| kib << 10));
         assert_eq!((usage.hugetlb, usage.huge()), (36 << 10, (7 + 11 + 13 + 36) << 10));
+        assert_eq!(usage.shared_hugetlb, 19 << 10);
         assert_eq!((usage.resident_with_hugetlb(), usage.referenced), (39 << 10, 2 << 10));
     }
 

@@ -16,7 +16,7 @@ pub(crate) struct Places {
     pub ending: &'static str,
 }
 
-/// The folders of sysctl.d(5) in systemd 257, by priority, and that of sysctl(8) in a system with a separate /usr.
+/// The folders of sysctl.d(5) by priority. The last one differs from the one before only on a system with a separate /usr.
 const SYSCTL: [&str; 5] =
     ["etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d", "lib/sysctl.d"];
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 const MARK: &str = "# Written by `pagelift pool plan --install`; `pagelift pool plan --uninstall` removes it.";
 
-/// Errors of a place where no setting is: no file, or no regular one.
+/// Errors for a path without a setting: no file, or no regular file.
 const IGNORED: [io::ErrorKind; 3] =
     [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory, io::ErrorKind::InvalidInput];
 

@@ -46,7 +46,7 @@ enum Recorded {
 pub struct RecordedPages {
     /// The name of the record.
     pub name: String,
-    /// The process that releases the pages when it ends; `None` for those of a name.
+    /// The process that releases the pages when it ends; `None` if a user has named the reservation.
     pub holder: Option<i32>,
     /// The pages that were added and not given back, in use or not.
     pub changes: Vec<Change>,
@@ -218,7 +218,7 @@ impl ReservationRecord {
         let title = match Holder::named(name) {
             Some(Holder { pid, .. }) => format!("Pages that process {pid} releases when it ends."),
             None => format!(
-                "What `pagelift pool reserve --record {name}` has added; `pagelift pool release --record {name}` gives it back."
+                "Pages that `pagelift pool reserve --record {name}` has added; `pagelift pool release --record {name}` releases them."
             ),
         };
         let mut text = format!("# {title}\nboot {boot}\n");
@@ -245,7 +245,7 @@ pub(crate) fn records_in(folder: &Path, files: &impl Files) -> Vec<RecordedPages
     let record = |name: String| {
         let holder = Holder::named(&name);
         let record = match holder {
-            // Whoever was killed releases nothing.
+            // A process that was killed releases nothing.
             Some(holder) if !holder.is_there(files) => return None,
             Some(_) => ReservationRecord::of_holder(folder, name.clone()),
             None => ReservationRecord::within(folder, &name).ok()?,

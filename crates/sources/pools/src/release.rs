@@ -65,7 +65,7 @@ pub struct Released {
 pub struct KeptFor {
     /// The name of the record.
     pub name: String,
-    /// The process that releases the pages when it ends; `None` for those of a name.
+    /// The process that releases the pages when it ends; `None` if a user has named the reservation.
     pub holder: Option<i32>,
     /// Number of pages.
     pub pages: u64,
@@ -98,8 +98,8 @@ pub fn release(
     Ok(Released { size, node, pages, kept: asked.saturating_sub(pages), recorded, left })
 }
 
-/// Releases the free pages beyond those of the records, node by node, since the kernel would take pages from all nodes
-/// in turn. Returns the number of pages to be released, and the free pages that stay for each record.
+/// Releases the free pages that are not recorded, node by node, since the kernel would take pages from all nodes in turn.
+/// Returns the number of pages to be released, and the free pages that stay for each record.
 fn release_unrecorded(
     settings: &impl Settings,
     records: &[RecordedPages],

@@ -135,7 +135,7 @@ impl Root {
         Err(Errno::EAGAIN.into())
     }
 
-    /// Opens a path without openat2(2). Links are refused (`ELOOP`, `ENOTDIR`), except those of this machine.
+    /// Opens a path without openat2(2). Links are refused (`ELOOP`, `ENOTDIR`), unless the root folder is this machine's.
     fn find_by_parts(&self, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
         if self.is_own {
             return Ok(openat(&self.open, path, flags, Mode::empty())?);

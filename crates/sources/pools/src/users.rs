@@ -113,9 +113,7 @@ impl Users {
                 Some((object, parts)) => (UserKind::Object, format!("{object} {parts}")),
                 None => described(&usage.mapping.name, usage.mapping.shared),
             };
-            if !usage.mapping.shared {
-                *self.explained.entry(size).or_default() += usage.hugetlb;
-            }
+            *self.explained.entry(size).or_default() += shared.bytes_of_one(usage);
             *sums.entry((kind, printable(&what), size)).or_default() += usage.hugetlb;
         }
         shared.take(&memory.usages);
@@ -129,7 +127,7 @@ impl Users {
 }
 
 /// Memory on pool pages that processes share and that no file on a mount shows: anonymous memory, memfds, System V segments,
-/// files that were deleted.
+/// files that were deleted, and private memory after a fork, whose copies have the file numbers of one mmap(2).
 struct SharedMemory {
     /// The files on mounts. The bytes of such a file are its own, even if processes map it.
     files: HashSet<FileNumbers>,
@@ -142,16 +140,24 @@ impl SharedMemory {
         Self { files: files.iter().map(|file| file.id).collect(), most: HashMap::new() }
     }
 
+    /// Bytes of a mapping that no other process and no file on a mount shows. Only a mapping that can be written has pages
+    /// which are not its file's (copy on write).
+    fn bytes_of_one(&self, usage: &MappingUsage) -> u64 {
+        let mapping = &usage.mapping;
+        let is_of_file = !mapping.protection.write && self.files.contains(&mapping.file_numbers());
+        if mapping.shared || is_of_file { 0 } else { usage.hugetlb.saturating_sub(usage.shared_hugetlb) }
+    }
+
     /// Counts the pages that one process has mapped.
     fn take(&mut self, usages: &[MappingUsage]) {
         // Bytes, and the part of the file from the lowest to the highest offset.
         let mut own: HashMap<(PageSize, FileNumbers), (u64, u64, u64)> = HashMap::new();
-        for usage in usages.iter().filter(|usage| usage.hugetlb > 0 && usage.mapping.shared) {
+        for (usage, in_common) in usages.iter().map(|usage| (usage, in_common(usage))).filter(|(_, bytes)| *bytes > 0) {
             let mapping = &usage.mapping;
             let id = mapping.file_numbers();
             let Some(size) = usage.kernel_page_size.filter(|_| !self.files.contains(&id)) else { continue };
             let (bytes, start, end) = own.entry((size, id)).or_insert((0, u64::MAX, 0));
-            *bytes += usage.hugetlb;
+            *bytes += in_common;
             *start = mapping.offset.min(*start);
             *end = mapping.offset.saturating_add(mapping.range.len()).max(*end);
         }
@@ -161,6 +167,11 @@ impl SharedMemory {
             *most = bytes.min(end - start).max(*most);
         }
     }
+}
+
+/// Bytes of a mapping that other processes may have mapped.
+fn in_common(usage: &MappingUsage) -> u64 {
+    if usage.mapping.shared { usage.hugetlb } else { usage.shared_hugetlb }
 }
 
 /// The meaning of a mapping of pool pages that belongs to no object. The names are the kernel's (mm/hugetlb.c,
@@ -235,6 +246,35 @@ mod tests {
         // Another process has mapped it in two parts, and one part twice.
         shared.take(&smaps(&[(7, 0, 2), (7, 2, 2), (7, 0, 2), (8, 5, 1)]));
         assert_eq!(shared.most, HashMap::from([((size, id(7)), 4 << 21), ((size, id(8)), 1 << 21)]));
+    }
+
+    #[test]
+    fn private_pages_that_forks_share_count_once() {
+        let size = PageSize::new(2 << 20).unwrap();
+        let id = |inode| FileNumbers { device: (0, 0x2a), inode };
+        let file = HugetlbFile { path: "/mnt/image".into(), pid: None, size, bytes: 4 << 20, id: id(9) };
+        let mut shared = SharedMemory::beside(&[file]);
+        let entry = |start: u64, rights: &str, inode: u64, private: u64, shared: u64| {
+            let end = (start << 30) + (8 << 21);
+            format!(
+                "{:x}-{end:x} {rights} 00000000 00:2a {inode} /anon_hugepage (deleted)\nKernelPageSize: 2048 kB\n\
+                 Private_Hugetlb: {} kB\nShared_Hugetlb: {} kB\n",
+                start << 30,
+                private << 11,
+                shared << 11
+            )
+        };
+        // A process and its fork share 5 pages, and each has copied 1 or 2. Both map an image, of which one also has a copied page.
+        let one = entry(1, "rw-p", 7, 1, 5) + &entry(2, "r-xp", 9, 0, 2) + &entry(3, "rw-p", 9, 1, 1);
+        let other = entry(1, "rw-p", 7, 2, 5) + &entry(2, "r-xp", 9, 1, 1);
+        let mut alone = 0;
+        for text in [one, other] {
+            let usages = address_space::parse_smaps(&text).unwrap();
+            alone += usages.iter().map(|usage| shared.bytes_of_one(usage)).sum::<u64>();
+            shared.take(&usages);
+        }
+        assert_eq!(alone, (1 + 1 + 2) << 21);
+        assert_eq!(shared.most, HashMap::from([((size, id(7)), 5 << 21)]));
     }
 
     #[test]

@@ -85,7 +85,7 @@ fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&N
     let nodes: Vec<String> = allowed.iter().map(ToString::to_string).collect();
     let elsewhere: Vec<String> = others.iter().map(|part| format!("node {}", part.node)).collect();
     let size = pool.size.word();
-    // Pages in use stay on every node, and so do those of other reservations.
+    // Pages in use and recorded pages stay on every node.
     let to_release = others.iter().map(|part| (part.node, pool.unrecorded_on(part))).filter(|(_, pages)| *pages > 0);
     let back: Vec<String> = to_release.map(|(node, pages)| format!("{size}:{pages}@{node}")).collect();
     let fix = Fix::root(format!("pagelift pool reserve {size}:{free}@{node}"));

@@ -138,7 +138,7 @@ fn a_java_heap_that_is_larger_than_the_pool_is_seen() {
     assert_eq!(found_with(committed, "own-pages"), [], "it commits its heap in parts");
 }
 
-/// Free pages that the server leaves are not the only ones: those of others can be free, too.
+/// Besides the pages that the server leaves, pages of other servers can be free.
 #[test]
 fn pages_that_are_left_are_released_by_number() {
     let rest = "then restart it; it takes at most 320 pages: `pagelift pool show` lists its pages, and `pagelift pool \
