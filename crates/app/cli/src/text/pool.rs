@@ -336,12 +336,13 @@ pub fn released(released: &Released) -> String {
         );
     }
     for KeptFor { name, holder, pages } in recorded {
-        let pages = counted(*pages, "free page");
+        let stay = if *pages == 1 { "stays" } else { "stay" };
+        let pages = format!("{} {stay}", counted(*pages, "free page"));
         text += &match holder {
-            Some(pid) => format!("; {pages} stay for process {pid}, which releases its pages when it ends"),
-            None => format!(
-                "; {pages} stay for the record {name} (`pagelift pool release --record {name}` releases its pages)"
-            ),
+            Some(pid) => format!("; {pages} for process {pid}, which releases its pages when it ends"),
+            None => {
+                format!("; {pages} for the record {name} (`pagelift pool release --record {name}` releases its pages)")
+            }
         };
     }
     text
@@ -377,5 +378,22 @@ pub fn overcommitted(set: &Overcommitted) -> String {
              enough for what starts once a month; what must always start needs `pagelift pool reserve`. It lasts until the \
              next boot."
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recorded_pages_that_stay_are_named() {
+        let kept = |name: &str, holder, pages| KeptFor { name: name.to_owned(), holder, pages };
+        let recorded = vec![kept("db", None, 64), kept("held.7.9", Some(7), 1)];
+        let size = PageSize::new(2 << 20).unwrap();
+        assert_eq!(
+            released(&Released { size, node: None, pages: 1, kept: 0, recorded, left: 65 }),
+            "2 MiB: released 1 page; 65 left in the pool; 64 free pages stay for the record db (`pagelift pool release \
+             --record db` releases its pages); 1 free page stays for process 7, which releases its pages when it ends"
+        );
     }
 }

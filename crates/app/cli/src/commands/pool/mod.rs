@@ -55,7 +55,8 @@ struct ReleaseArgs {
     /// when they are freed. SIZE:COUNT arguments count only if there is no record.
     #[arg(long, value_name = "NAME")]
     record: Option<String>,
-    /// Pages, 2M:64 or 1G:2@0 for example; `all` for all free pages that no record of `pagelift pool reserve --record NAME` contains: 2M:all.
+    /// Pages, 2M:64 or 1G:2@0 for example. 2M:all is all free pages, except pages that `pagelift pool reserve` has
+    /// recorded (--record) or holds (--hold, --for).
     #[arg(required_unless_present = "record", value_name = "SIZE:COUNT[@NODE]")]
     requests: Vec<ReleaseRequest>,
 }
