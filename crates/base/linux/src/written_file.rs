@@ -1,11 +1,12 @@
 //! Files that this program writes under a name that its user has given, or a fixed one.
 //!
-//! Any user who can write to the folder may have put a link there that leads to a file which this program may write.
+//! Any user who can write to the folder may have put a link there that leads to a file which this program may write. The link may
+//! be symbolic, or a hard link if fs.protected_hardlinks is 0.
 
 use crate::owner::is_trusted;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc::{O_NOCTTY, O_NOFOLLOW, O_NONBLOCK};
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -16,13 +17,34 @@ pub const STANDARD_OUTPUT: &str = "-";
 /// Links that are followed one after the other, as by the kernel.
 const MOST_LINKS: usize = 40;
 
+/// Mode of a file of [`create_anew`]; the umask applies.
+const NEW_MODE: u32 = 0o644;
+
 /// Opens a file for writing, or duplicates the standard output for [`STANDARD_OUTPUT`]. Creates a file if it is missing,
-/// and truncates it otherwise. A link is followed only if root or this process's user has made it.
+/// and truncates it otherwise. A symbolic link is followed only if root or this process's user has made it.
 ///
 /// # Errors
-/// The link of another user, or the kernel's.
+/// The link of another user, a file with several hard links, or the kernel's.
 pub fn create(path: &Path) -> io::Result<File> {
-    open(path, OpenOptions::new().write(true).create(true).truncate(true))
+    let file = open(path, OpenOptions::new().write(true).create(true).truncate(false))?;
+    // O_TRUNC would act before the checks.
+    if !is_standard_output(path) && file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// Creates a file that is renamed to its final name later. An existing file of the name is removed and never opened, because any
+/// user who can write to the folder may have put a link there.
+///
+/// # Errors
+/// The kernel's; `AlreadyExists` if another process makes a file of the name meanwhile.
+pub fn create_anew(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new().write(true).create_new(true).mode(NEW_MODE).open(path)
 }
 
 /// Opens a file as [`create`] does, to write behind what it holds.
@@ -66,9 +88,27 @@ fn open_name(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     if is_foreign_pipe(&found) {
         return Err(refused(&found));
     }
+    refuse_other_names(path, &found)?;
     let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
     fcntl(&file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
     Ok(file)
+}
+
+/// A user may have given a file of root another name, and may remove that name at any time: one reading of the name finds both
+/// the file and its only link.
+fn refuse_other_names(path: &Path, opened: &Metadata) -> io::Result<()> {
+    if !opened.is_file() {
+        return Ok(());
+    }
+    let named = path.symlink_metadata()?;
+    let found = match named.nlink() {
+        _ if (named.dev(), named.ino()) != (opened.dev(), opened.ino()) => {
+            "a name that leads to another file by now".to_owned()
+        }
+        0 | 1 => return Ok(()),
+        links => format!("a file with {links} hard links"),
+    };
+    Err(io::Error::other(format!("found {found}, needed a file with one name; fix: another name")))
 }
 
 /// Where a path leads.
@@ -121,6 +161,38 @@ mod tests {
         assert!(is_standard_output(path) && !is_standard_output(Path::new("./-")));
         assert!(same(&create(path).unwrap()) && same(&append(path).unwrap()));
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_with_several_hard_links_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let [secret, name] = ["secret", "name"].map(|name| folder.path().join(name));
+        fs::write(&secret, "text").unwrap();
+        fs::hard_link(&secret, &name).unwrap();
+        for open in [create, append] {
+            let error = open(&name).unwrap_err().to_string();
+            assert!(error.contains("found a file with 2 hard links, needed"), "{error}");
+            assert_eq!(fs::read(&secret).unwrap(), b"text");
+        }
+        create_anew(&name).unwrap().write_all(b"new").unwrap();
+        let texts = [&secret, &name].map(|path| fs::read_to_string(path).unwrap());
+        assert_eq!(texts, ["text", "new"]);
+        create(&name).unwrap().write_all(b"x").unwrap();
+        assert_eq!(fs::read_to_string(&name).unwrap(), "x", "an earlier text is shortened");
+    }
+
+    #[test]
+    fn a_file_made_anew_follows_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let [target, name] = ["target", "name"].map(|name| folder.path().join(name));
+        fs::write(&target, "text").unwrap();
+        symlink(&target, &name).unwrap();
+        create_anew(&name).unwrap().write_all(b"new").unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), "text");
+        assert!(name.symlink_metadata().unwrap().is_file());
+        fs::remove_file(&name).unwrap();
+        fs::create_dir(&name).unwrap();
+        assert!(create_anew(&name).is_err() && name.is_dir());
     }
 
     #[test]

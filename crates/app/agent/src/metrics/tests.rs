@@ -179,3 +179,17 @@ fn the_file_is_replaced_whole() {
     }
     assert!(textfile::write(std::path::Path::new("/"), &crowded()).is_err());
 }
+
+/// The folder may belong to another user, such as node_exporter's.
+#[test]
+fn a_link_at_the_name_of_the_new_file_is_not_written_through() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, new, other] = ["pagelift.prom", "pagelift.prom.new", "other"].map(|name| folder.path().join(name));
+    std::fs::write(&other, "text").unwrap();
+    std::fs::hard_link(&other, &new).unwrap();
+    textfile::write(&path, &crowded()).unwrap();
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "text");
+    std::os::unix::fs::symlink(&other, &new).unwrap();
+    textfile::write(&path, &crowded()).unwrap();
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "text");
+}

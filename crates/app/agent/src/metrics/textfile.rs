@@ -20,7 +20,7 @@ pub fn write(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
     let mut new_name = name.to_owned();
     new_name.push(".new");
     let new = path.with_file_name(new_name);
-    let mut file = written_file::create(&new)?;
+    let mut file = written_file::create_anew(&new)?;
     file.set_permissions(fs::Permissions::from_mode(0o644))?;
     file.write_all(classic(snapshot).as_bytes())?;
     fs::rename(&new, path)

@@ -6,13 +6,13 @@
 use crate::decision::{ExecutedFile, Identity, Program, Progress, Reason, Refusal, State, over_memory};
 use crate::rules::Settings;
 use crate::worker::{Answer, Share, SourceBytes};
+use linux::written_file;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Version of the format.
@@ -396,12 +396,7 @@ fn shortened(text: &str, most: usize) -> String {
 pub fn replace(directory: &Path, name: &str, document: &impl Serialize) -> io::Result<()> {
     let (path, next) = (directory.join(name), directory.join(format!(".{name}.new")));
     let text = foreign_text::escaped_json(&serde_json::to_string(document)?);
-    // Left by an agent that was killed.
-    match fs::remove_file(&next) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = File::options().write(true).create_new(true).mode(0o644).open(&next)?;
+    let mut file = written_file::create_anew(&next)?;
     file.write_all(text.as_bytes())?;
     file.write_all(b"\n")?;
     fs::rename(next, path)

@@ -124,7 +124,7 @@ impl Store {
 
     fn write(&self, directory: &Path) -> io::Result<()> {
         let new = directory.join(NEW_FILE);
-        let mut file = written_file::create(&new)?;
+        let mut file = written_file::create_anew(&new)?;
         file.write_all(self.export().as_bytes())?;
         file.sync_all()?;
         fs::rename(new, directory.join(FILE))
