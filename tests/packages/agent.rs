@@ -1,5 +1,5 @@
 //! A removal of the Debian package ends its agent and leaves the lifts, which a purge undoes. An agent of another
-//! installation and its state stay.
+//! installation and its state stay, also if that agent does not run at the time of the purge.
 
 use crate::root::Root;
 use anyhow::Result;
@@ -23,7 +23,8 @@ keep = \"always\"
 ";
 
 /// Lifts a server by the package's agent, and removes and purges the package while the server runs. The agent of a copy
-/// runs during another purge.
+/// runs during another purge, and has ended before a third one. The last two are of state that both have used, and of state from
+/// before the marks.
 const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print sum + 0 }' /proc/$server/smaps; }
     soon() { for _ in $(seq 600); do if \"$@\"; then return; fi; sleep 0.1; done; echo \"$* does not hold\"; cat /tmp/said; exit 1; }
     dpkg -i /new/pagelift_*.deb >/dev/null
@@ -47,15 +48,34 @@ const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print s
     test $(huge) = 0
     test ! -e /var/lib/pagelift
     test ! -e /run/pagelift/agent
+    test -z \"$(ls /var/lib/misc/pagelift* 2>/dev/null)\"
     dpkg -i /new/pagelift_*.deb >/dev/null
     /opt/pagelift agent run 2>/tmp/said &
     agent=$!
     soon test -e /run/pagelift/agent/lifts.json
-    dpkg -P pagelift >/dev/null
-    test -e /run/pagelift/agent/lifts.json
-    test ! -e /var/lib/pagelift/restore
+    purge() { dpkg -P pagelift >/tmp/purged 2>&1; test ! -e /var/lib/pagelift/restore; }
+    stays() {
+        grep -q \"^pagelift: /run/pagelift/agent is not removed: another installation\" /tmp/purged
+        test -e /run/pagelift/agent/lifts.json
+    }
+    purge
+    stays
     kill $agent
     wait $agent
+    dpkg -i /new/pagelift_*.deb >/dev/null
+    purge
+    stays
+    dpkg -i /new/pagelift_*.deb >/dev/null
+    pagelift agent run 2>/tmp/said &
+    agent=$!
+    soon grep -q '^package ' /run/pagelift/agent/installations
+    purge
+    wait $agent
+    stays
+    rm -r /run/pagelift/agent/installations
+    dpkg -i /new/pagelift_*.deb >/dev/null
+    purge
+    stays
     echo >&3
     soon grep -q 'all right' /tmp/output
     kill $server";

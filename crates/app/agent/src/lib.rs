@@ -4,6 +4,7 @@
 //! - [`decision`]: pure functions from facts and rules: which process is lifted, when, and why not.
 //! - [`discovery`]: finds processes and reads facts about them.
 //! - [`explanation`]: all decisions about one process, with the values behind them.
+//! - `installation`: marks of the installations that have written to a folder of state.
 //! - [`supervisor`]: the running agent: scans, state, budget, kill switch.
 //! - [`journal`]: sends actions to the journal of systemd.
 //! - [`worker`]: the short-lived process that plans, lifts or restores one program.
@@ -17,6 +18,7 @@
 pub mod decision;
 pub mod discovery;
 pub mod explanation;
+mod installation;
 pub mod journal;
 pub mod measurement;
 pub mod metrics;

@@ -32,9 +32,9 @@ const LONGEST_CGROUP: usize = 256;
 const MOST_BLOCKED: usize = 1000;
 const ROOT: u32 = 0;
 /// Name of the file.
-const NAME: &str = "lifts.json";
+pub(super) const NAME: &str = "lifts.json";
 /// Name of a file that was not understood. The agent has one at most.
-const ASIDE: &str = "lifts.damaged.json";
+pub(super) const ASIDE: &str = "lifts.damaged.json";
 
 /// The file's content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -43,6 +43,7 @@ pub use switch::Switch;
 
 use crate::decision::{Event, ExecutedFile, Identity, Order, Program, Progress, Reason, Refusal, State, VARIABLE};
 use crate::discovery::{Machine, Sample, own_identity, own_line};
+use crate::installation;
 use crate::metrics::{Heard, Pauses};
 use crate::rules::{Configuration, Stamp, read_folder};
 use crate::worker::{LONGEST_WAIT, Request, has_no_worker};
@@ -256,10 +257,11 @@ impl<'a> Agent<'a> {
         report: &'a mut dyn FnMut(&Action),
     ) -> io::Result<Self> {
         let lock = lock_agent(&paths.state, Duration::ZERO)?;
-        let exporter = Exporter::start(&paths.metrics, &configuration.settings, &paths.verdicts)?;
-        let machine = Machine::read(&System);
         let in_state =
             |error: io::Error| io::Error::new(error.kind(), format!("the state in {}: {error}", paths.state.display()));
+        installation::mark(&paths.state, &[ledger::NAME, ledger::ASIDE, status::NAME]).map_err(in_state)?;
+        let exporter = Exporter::start(&paths.metrics, &configuration.settings, &paths.verdicts)?;
+        let machine = Machine::read(&System);
         let (mut ledger, aside) = Ledger::load_or_move_aside(&paths.state, &machine.boot).map_err(in_state)?;
         if let Some(what) = aside {
             report(&Action::Failed { what });

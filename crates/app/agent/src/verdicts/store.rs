@@ -1,6 +1,7 @@
 //! The file of all verdicts: one record a line, replaced as a whole.
 
 use super::record::{DAY, Key, Measurement, Standing, VerdictRecord};
+use crate::installation;
 use foreign_text::printable;
 use linux::bounded::VERDICTS;
 use linux::lock_file::{LockError, LockFile};
@@ -115,6 +116,7 @@ impl Store {
             LockError::OfAnotherUser(user) => of_path(io::Error::other(format!("{LOCK} belongs to user {user}"))),
             LockError::Refused(error) => of_path(error.into()),
         })?;
+        installation::mark(directory, &[FILE]).map_err(of_path)?;
         let mut store = Self::load(directory)?;
         let result = change(&mut store)?;
         store.write(directory).map_err(of_path)?;
@@ -283,7 +285,7 @@ mod tests {
         assert_eq!(read.standing(&key("0123456789"), NOW), Standing::Pays);
         assert_eq!(read.standing(&key("other"), NOW), Standing::Unknown);
         let names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(names.len(), 2, "the file and its lock: {names:?}");
+        assert_eq!(names.len(), 3, "the file, its lock and the marks: {names:?}");
     }
 
     #[test]
