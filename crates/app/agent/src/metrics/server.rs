@@ -5,12 +5,18 @@
 
 use super::text::OPEN_METRICS;
 use crate::rules::Listen;
+use nix::libc::{O_NOFOLLOW, O_PATH};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
+use nix::unistd::getpid;
 use std::collections::VecDeque;
-use std::fs;
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -127,7 +133,7 @@ impl Server {
                     Err(_) => {}
                 }
                 let listener = UnixListener::bind(path)?;
-                fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
+                open_to_group(path)?;
                 (Listener::Unix(listener), listen.clone())
             }
         };
@@ -143,6 +149,26 @@ impl Server {
     pub fn address(&self) -> &Listen {
         &self.address
     }
+}
+
+/// Gives this process's socket mode 660. If others can write to the folder, the name may lead to another file by now, whose mode
+/// stays.
+fn open_to_group(path: &Path) -> io::Result<()> {
+    let socket = File::options().read(true).custom_flags(O_PATH | O_NOFOLLOW).open(path)?;
+    let opened = PathBuf::from(format!("/proc/self/fd/{}", socket.as_raw_fd()));
+    if !is_own_listener(&opened).unwrap_or(false) {
+        let why = "found another file in the place of the new socket; needed: a folder in which only root can write";
+        return Err(io::Error::other(why));
+    }
+    fs::set_permissions(opened, Permissions::from_mode(0o660))
+}
+
+/// True if this process listens on a socket.
+fn is_own_listener(path: &Path) -> nix::Result<bool> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let client = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    connect(client.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(getsockopt(&client, PeerCredentials)?.pid() == getpid().as_raw())
 }
 
 impl Drop for Server {
@@ -396,6 +422,26 @@ mod tests {
             assert!(error.kind() == ErrorKind::AddrInUse && Instant::now() < until, "{error}");
             std::thread::yield_now();
         }
+    }
+
+    /// A user who can write to the folder may put a link there after the bind.
+    #[test]
+    fn only_the_new_socket_gets_the_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let [socket, secret, link] = ["socket", "secret", "link"].map(|name| folder.path().join(name));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let _listener = UnixListener::bind(&socket).unwrap();
+        fs::write(&secret, "").unwrap();
+        for path in [&socket, &secret] {
+            fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+            std::os::unix::fs::symlink(path, &link).unwrap();
+            assert!(open_to_group(&link).is_err());
+            fs::remove_file(&link).unwrap();
+        }
+        assert!(open_to_group(&secret).is_err());
+        assert_eq!((mode(&socket), mode(&secret)), (0o600, 0o600));
+        open_to_group(&socket).unwrap();
+        assert_eq!(mode(&socket), 0o660);
     }
 
     #[test]
