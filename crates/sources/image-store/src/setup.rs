@@ -14,7 +14,7 @@ use address_space::{PageSize, parse_bytes};
 use foreign_text::quoted_path;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::geteuid;
-use replace::{refuse_masked, replace};
+use replace::replace;
 use std::fmt;
 use std::fs::{self, Permissions};
 use std::io;
@@ -270,13 +270,12 @@ impl StoreMount {
     /// them there. Returns their paths.
     ///
     /// # Errors
-    /// [`StoreError::NotReplaced`] if one is masked, before any is written, or no regular file; [`StoreError::Io`].
+    /// As [`Self::check_units`], before any is written; [`StoreError::NotReplaced`] if one is no regular file; [`StoreError::Io`].
     pub fn install_units(&self, folder: &Path, program: &Path) -> Result<Vec<PathBuf>, StoreError> {
         let [service, timer] = self.collection_units(program);
         let texts = [self.systemd_unit().1, service.1, timer.1];
-        let names = self.unit_names();
-        names.iter().try_for_each(|(name, _)| refuse_masked(folder, name))?;
-        let installed = names.into_iter().zip(texts).map(|((name, wanted_by), text)| {
+        self.check_units(folder)?;
+        let installed = self.unit_names().into_iter().zip(texts).map(|((name, wanted_by), text)| {
             let path = folder.join(&name);
             let failed = |error| StoreError::io(format!("writing {}", path.display()), error);
             fs::create_dir_all(folder).map_err(failed)?;
@@ -448,6 +447,39 @@ mod tests {
     fn units_are_written_and_enabled() {
         let folder = tempfile::tempdir().unwrap();
         let mount = on("/run/pagelift/images").unwrap();
+    #[test]
+    fn a_unit_of_others_stays() {
+        let mount = on("/srv/data").unwrap();
+        let program = Path::new("/usr/bin/pagelift");
+        let own = "[Mount]\nWhat=/dev/sdb1\nWhere=/srv/data\n";
+        for (name, _) in mount.unit_names() {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join(&name);
+            fs::write(&path, own).unwrap();
+            let refused = mount.install_units(folder.path(), program).unwrap_err().to_string();
+            let fix = "fix: `pagelift image setup --store DIRECTORY`";
+            assert!(
+                refused.contains("found a unit that Pagelift has not written") && refused.contains(fix),
+                "{refused}"
+            );
+            assert_eq!(fs::read_to_string(&path).unwrap(), own);
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "others were written");
+
+            fs::remove_file(&path).unwrap();
+            mount.install_units(folder.path(), program).unwrap();
+            let changed = fs::read_to_string(&path).unwrap() + "# mine\n";
+            fs::write(&path, &changed).unwrap();
+            let refused = mount.install_units(folder.path(), program).unwrap_err().to_string();
+            assert!(refused.contains("was changed since Pagelift wrote it"), "{refused}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), changed);
+        }
+        // Other options and an earlier path of the program are Pagelift's own.
+        let folder = tempfile::tempdir().unwrap();
+        mount.install_units(folder.path(), Path::new("/opt/pagelift")).unwrap();
+        let other = StoreMount::new(Path::new("/srv/data"), FileSystem::Hugetlbfs, None, None, 0o700).unwrap();
+        other.install_units(folder.path(), program).unwrap();
+    }
+
         let program = Path::new("/opt/100% \"sure\"/pagelift");
         let paths = mount.install_units(folder.path(), program).unwrap();
         assert_eq!(mount.install_units(folder.path(), program).unwrap(), paths);

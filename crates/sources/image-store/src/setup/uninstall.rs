@@ -1,6 +1,7 @@
 //! Removes the configuration that mounts a store at the next boots.
 
-use super::{CONDITION, DEVICE, StoreMount, replace};
+use super::replace::{refuse_masked, replace};
+use super::{CONDITION, DEVICE, StoreMount};
 use crate::store::ONLY_ON_REQUEST;
 use crate::{FileSystem, StoreError};
 use address_space::{PageSize, parse_bytes};
@@ -11,12 +12,33 @@ use std::path::{Path, PathBuf};
 
 /// Maximum length of a unit in bytes; Pagelift's units have less than a kilobyte.
 const LONGEST: u64 = 64 << 10;
+/// A line of each unit of a store.
+const DOCUMENTATION: &str = "Documentation=man:pagelift-image(1)\n";
 
 impl StoreMount {
     /// The names of the mount unit, the collection's service and its timer, with the targets that want them.
     pub(super) fn unit_names(&self) -> [(String, Option<&'static str>); 3] {
         let [(service, _), (timer, _)] = self.collection_units(Path::new(""));
         [(self.systemd_unit().0, Some("local-fs.target")), (service, None), (timer, Some("timers.target"))]
+    }
+
+    /// Checks that the units of this store directory may be written into a folder: each is missing there, or as Pagelift wrote it.
+    ///
+    /// # Errors
+    /// [`StoreError::NotReplaced`] for a unit that is masked, changed or of others, or [`StoreError::Io`].
+    pub fn check_units(&self, folder: &Path) -> Result<(), StoreError> {
+        for (name, _) in self.unit_names() {
+            refuse_masked(folder, &name)?;
+            let path = folder.join(&name);
+            match text_of(&path) {
+                Ok(text) if self.wrote(&name, &text) => {}
+                Ok(text) if text.contains(DOCUMENTATION) => return Err(changed(path)),
+                Ok(_) => return Err(of_others(path)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(StoreError::io(format!("reading {}", path.display()), error)),
+            }
+        }
+        Ok(())
     }
 
     /// This store directory's units in a folder, with any options: the mount unit first.
@@ -124,7 +146,13 @@ impl StoreMount {
 fn changed(path: PathBuf) -> StoreError {
     let fix = format!("rm {}", quoted_path(&path));
     let found = "a unit that was changed since Pagelift wrote it".to_owned();
-    StoreError::NotReplaced { path, found, needed: "one as it was written, which alone is removed", fix }
+    StoreError::NotReplaced { path, found, needed: "one as it was written", fix }
+}
+
+fn of_others(path: PathBuf) -> StoreError {
+    let fix = "pagelift image setup --store DIRECTORY".to_owned();
+    let found = "a unit that Pagelift has not written".to_owned();
+    StoreError::NotReplaced { path, found, needed: "none of this name", fix }
 }
 
 /// The text of a unit.
@@ -197,9 +225,9 @@ mod tests {
 
     #[test]
     fn a_unit_that_was_changed_stays_and_so_do_the_others() {
-        let folder = tempfile::tempdir().unwrap();
         let mount = on("/run/pagelift/images");
         for name in ["run-pagelift-images.mount", "run-pagelift-images-gc.service", "run-pagelift-images-gc.timer"] {
+            let folder = tempfile::tempdir().unwrap();
             mount.install_units(folder.path(), Path::new("/usr/bin/pagelift")).unwrap();
             let path = folder.path().join(name);
             fs::write(&path, fs::read_to_string(&path).unwrap() + "# mine\n").unwrap();

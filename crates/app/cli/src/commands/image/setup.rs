@@ -99,6 +99,7 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
     }
     if matches!(args.install, Some(BootArg::Systemd)) {
         root_program::check(&std::env::current_exe()?)?;
+        mount.check_units(&args.unit_folder)?;
     }
     let store = mount.mount()?;
     writeln!(out, "{}", describe(&store)?)?;
