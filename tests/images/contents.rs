@@ -71,6 +71,9 @@ fn on_hugetlbfs(t: &Context) -> Result<()> {
     let file = Program::named("start/pie_by_default.c")?.build()?;
     {
         let store = TestStore::with(t, &["--hugetlbfs", "--page-size", &page.bytes().to_string()])?;
+        store.image(t, "setup", &["--hugetlbfs"])?.success()?;
+        let refused = store.image(t, "setup", &["--hugetlbfs", "--size", "1T"])?;
+        ensure!(refused.stderr.contains("no limit, needed the same"), "{}", refused.stderr);
         let image = store.add(t, &file)?;
         let (bytes, huge) = image.compare(t, &file)?;
         ensure!(bytes == huge, "{huge} of {bytes} are huge");

@@ -1,5 +1,6 @@
 //! Mounts a store's file system, and writes the configuration that mounts it at the next boot.
 
+mod hugetlbfs;
 mod present;
 mod replace;
 mod uninstall;
@@ -207,7 +208,8 @@ impl StoreMount {
     /// Mounts the store, or remounts a mounted one with these options.
     ///
     /// # Errors
-    /// [`StoreError::NotPermitted`], [`StoreError::Unfit`] if something else is mounted there, or [`StoreError::Io`].
+    /// [`StoreError::NotPermitted`], [`StoreError::Unfit`] if something else is mounted there, [`StoreError::NotReplaced`] if a
+    /// hugetlbfs with other options is, or [`StoreError::Io`].
     pub fn mount(&self) -> Result<Store, StoreError> {
         if geteuid().as_raw() != ROOT {
             let fix = format!("pagelift image setup --store {}", quoted_path(&self.directory));
@@ -221,8 +223,10 @@ impl StoreMount {
                 return Err(self.in_the_way(format!("a {kind} of the source `{source}` mounted there")));
             }
             Some(_) if self.file_system == FileSystem::Tmpfs => flags |= MsFlags::MS_REMOUNT,
-            // hugetlbfs takes no new options.
-            Some(_) => return self.open_with_mode(),
+            Some(_) => {
+                self.mounted_hugetlbfs().map_or(Ok(()), |mounted| self.refuse_other_options(mounted))?;
+                return self.open_with_mode();
+            }
         }
         let options = self.own_options();
         mount(Some(DEVICE), &self.directory, Some(self.file_system_type()), flags, Some(options.as_str())).map_err(
@@ -444,10 +448,6 @@ mod tests {
     }
 
     #[test]
-    fn units_are_written_and_enabled() {
-        let folder = tempfile::tempdir().unwrap();
-        let mount = on("/run/pagelift/images").unwrap();
-    #[test]
     fn a_unit_of_others_stays() {
         let mount = on("/srv/data").unwrap();
         let program = Path::new("/usr/bin/pagelift");
@@ -480,6 +480,10 @@ mod tests {
         other.install_units(folder.path(), program).unwrap();
     }
 
+    #[test]
+    fn units_are_written_and_enabled() {
+        let folder = tempfile::tempdir().unwrap();
+        let mount = on("/run/pagelift/images").unwrap();
         let program = Path::new("/opt/100% \"sure\"/pagelift");
         let paths = mount.install_units(folder.path(), program).unwrap();
         assert_eq!(mount.install_units(folder.path(), program).unwrap(), paths);

@@ -59,10 +59,14 @@ impl StoreMount {
     }
 
     /// The size limit of the mounted store; if none is mounted, the one in its mount unit or in its line in `fstab`. `None` if
-    /// there is no store on this type of file system, or none with a limit.
+    /// there is no store on this type of file system, or the mounted one has no limit.
     pub fn present_size(&self, folder: &Path, fstab: &Path) -> Option<StoreSize> {
-        let at_boot = || self.at_boot(folder, fstab, |options| self.size_in_options(options));
-        self.mounted_size().or_else(at_boot)
+        let at_boot = self.at_boot(folder, fstab, |options| self.size_in_options(options));
+        match self.mounted_hugetlbfs().filter(|_| self.file_system == FileSystem::Hugetlbfs) {
+            // A share stays one.
+            Some(mounted) => at_boot.filter(|&size| mounted.has_limit(size)).or(mounted.limit()),
+            None => self.mounted_size().or(at_boot),
+        }
     }
 
     /// Applies `read` to the options in this directory's mount unit. If it finds nothing there, applies it to the options in the
