@@ -1,7 +1,7 @@
 //! The triggers of the packages: they give the files of `relayout` entries their layout again after each upgrade.
 
 use crate::root::Root;
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,8 @@ use test_support::{Context, PackageKind, copy_program, files_of, pack, program_s
 
 /// A program of another package.
 const PROGRAM: &str = "opt/shop/server";
+/// A program that a package has below `/lib`, which is a link to `/usr/lib`.
+const UNMERGED: &str = "lib/unmerged/server";
 const LIST: &str = "etc/pagelift/cache.conf";
 
 /// Installs, upgrades and removes that package. dpkg succeeds each time, and prints the reason if the file keeps its layout.
@@ -20,7 +22,8 @@ pub fn fire(t: &Context) -> Result<()> {
     ensure!(sound != moved, "its offsets agree already");
     let root = Root::new(t)?;
     root.bring("new", &packages)?;
-    root.bring("old", &shop(t, &program)?)?;
+    root.bring("old", &packed(t, "shop", PROGRAM, &program)?)?;
+    root.bring("unmerged", &packed(t, "unmerged", UNMERGED, &program)?)?;
     let installed = || fs::read(root.path().join(PROGRAM));
     let list = |key: &str| root.write(LIST, &format!("{key} = [\"/{PROGRAM}\"]\n"));
     let dpkg = |words: &str, says: &str| {
@@ -47,6 +50,12 @@ pub fn fire(t: &Context) -> Result<()> {
 
     dpkg("-P shop", "a diverted file that is gone")?;
     ensure!(installed()? == moved, "the removal has changed the copy");
+
+    root.run(t, "dpkg -i /unmerged/unmerged_1.deb")?;
+    root.write(LIST, &format!("relayout-packaged = [\"/usr/{UNMERGED}\"]\n"))?;
+    dpkg("-i /unmerged/unmerged_2.deb", "laid out anew")?;
+    ensure!(fs::read(root.path().join("usr").join(UNMERGED))? == moved, "the file below /lib was not laid out");
+    root.run(t, "dpkg -P unmerged")?;
     root.run(t, "dpkg -P pagelift libpagelift-dev libpagelift0")
 }
 
@@ -140,26 +149,29 @@ fn laid_out(t: &Context, program: &Path) -> Result<Vec<u8>> {
     Ok(fs::read(out)?)
 }
 
-/// A folder with two versions of a package that has the program.
-fn shop(t: &Context, program: &Path) -> Result<PathBuf> {
-    let packages = t.folder().join("shop");
+/// A folder with two versions of a package that has the program at this path.
+fn packed(t: &Context, name: &str, path: &str, program: &Path) -> Result<PathBuf> {
+    let packages = t.folder().join(name);
     fs::create_dir(&packages)?;
     for version in ["1", "2"] {
-        let tree = t.folder().join(format!("shop-{version}"));
-        for folder in ["DEBIAN", "opt", "opt/shop"] {
-            fs::create_dir_all(tree.join(folder))?;
-            fs::set_permissions(tree.join(folder), Permissions::from_mode(0o755))?;
+        let tree = t.folder().join(format!("{name}-{version}"));
+        let file = tree.join(path);
+        let folder = file.parent().context("a folder")?;
+        for folder in [&tree.join("DEBIAN"), folder] {
+            fs::create_dir_all(folder)?;
         }
-        fs::set_permissions(&tree, Permissions::from_mode(0o755))?;
-        copy_program(t, program, &tree.join(PROGRAM))?;
-        fs::set_permissions(tree.join(PROGRAM), Permissions::from_mode(0o755))?;
+        for folder in folder.ancestors().take_while(|folder| folder.starts_with(&tree)).chain([&*tree.join("DEBIAN")]) {
+            fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+        }
+        copy_program(t, program, &file)?;
+        fs::set_permissions(&file, Permissions::from_mode(0o755))?;
         let control = format!(
-            "Package: shop\nVersion: {version}\nArchitecture: all\nMaintainer: Shop <shop@example.org>\nDescription: a server\n"
+            "Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: Shop <shop@example.org>\nDescription: a server\n"
         );
         fs::write(tree.join("DEBIAN/control"), control)?;
         let mut build = Command::new("dpkg-deb");
         build.args(["--root-owner-group", "-Znone", "--build"]).arg(&tree);
-        build.arg(packages.join(format!("shop_{version}.deb")));
+        build.arg(packages.join(format!("{name}_{version}.deb")));
         t.run(build)?.success()?;
     }
     Ok(packages)
