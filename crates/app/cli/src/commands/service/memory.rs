@@ -245,12 +245,20 @@ fn remove_alignment() -> Vec<PathBuf> {
     if installed().iter().any(|(_, units)| units.has_shared()) {
         return Vec::new();
     }
-    let paths = FOLDERS.map(|folder| Path::new(folder).join(ALIGNMENT_UNIT));
-    let present: Vec<PathBuf> = paths.into_iter().filter(|path| path.exists()).collect();
-    if !present.is_empty() {
+    let (own, is_read) = own_alignment(FOLDERS.map(Path::new));
+    if is_read {
         let _ = systemd::control(&["stop", "--", ALIGNMENT_UNIT]);
     }
-    present.into_iter().filter(|path| fs::remove_file(path).is_ok()).collect()
+    own.into_iter().filter(|path| fs::remove_file(path).is_ok()).collect()
+}
+
+/// Returns the alignment units that Pagelift has written, and true if systemd reads such a file. systemd reads the file in the
+/// first folder that has one.
+fn own_alignment(folders: [&Path; 2]) -> (Vec<PathBuf>, bool) {
+    let is_own = |path: &PathBuf| fs::read_to_string(path).is_ok_and(|text| MemoryUnits::is_own_text(&text));
+    let paths = folders.map(|folder| folder.join(ALIGNMENT_UNIT));
+    let is_read = paths.iter().find(|path| path.symlink_metadata().is_ok()).is_some_and(is_own);
+    (paths.into_iter().filter(is_own).collect(), is_read)
 }
 
 #[cfg(test)]
@@ -296,5 +304,19 @@ mod tests {
         write(&path, "[Unit]\n").unwrap();
         write_all(&units, false, folders).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "[Unit]\n");
+    }
+
+    #[test]
+    fn an_alignment_unit_of_others_stays() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let folders = folders.each_ref().map(tempfile::TempDir::path);
+        let [lasting, until_boot] = folders.map(|folder| folder.join(ALIGNMENT_UNIT));
+        assert_eq!(own_alignment(folders), (vec![], false));
+        write(&until_boot, &alignment_unit()).unwrap();
+        assert_eq!(own_alignment(folders), (vec![until_boot.clone()], true));
+        write(&lasting, "[Service]\nType=oneshot\nExecStart=/bin/true\n").unwrap();
+        assert_eq!(own_alignment(folders), (vec![until_boot.clone()], false));
+        write(&lasting, &alignment_unit()).unwrap();
+        assert_eq!(own_alignment(folders), (vec![lasting, until_boot], true));
     }
 }
