@@ -6,9 +6,9 @@
 
 use linux::bounded::SYMBOL_TABLES;
 use linux::capabilities::{self, CapabilitySet};
-use object::elf;
-use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
-use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef};
+use object::elf::{self, FileHeader64};
+use object::read::elf::{Dyn, FileHeader, GnuHashTable, ProgramHeader, SectionTable, Sym, SymbolTable, VersionTable};
+use object::{Endianness, ReadCache, ReadRef};
 use process_view::{BoundedFile, FileIdentity, ProcessFiles, executed_metadata, open_executed};
 use std::collections::HashMap;
 use std::fs::File;
@@ -60,33 +60,67 @@ impl Tracers {
     }
 }
 
+type Header = FileHeader64<Endianness>;
+
 /// Returns the evidence in an ELF file that it traces.
 fn of_file(file: &File) -> io::Result<Option<&'static str>> {
     let length = file.metadata()?.len();
     let cache = ReadCache::new(BoundedFile::new(file, length, SYMBOL_TABLES.bytes()));
-    let elf = ElfFile64::<Endianness, _>::parse(&cache).map_err(io::Error::other)?;
+    of_program(&cache).map_err(io::Error::other)
+}
+
+fn of_program<'data, R: ReadRef<'data>>(data: R) -> object::Result<Option<&'static str>> {
+    let header = Header::parse(data)?;
+    let endian = header.endian()?;
     let sanitizer = Some("it has LeakSanitizer, which traces its process");
     // A program may need a library by its path.
     let file = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
     let of_sanitizer = |name: &String| SANITIZER_LIBRARIES.iter().any(|known| file(name).starts_with(known));
-    if libraries(&elf, &cache).unwrap_or_default().iter().any(of_sanitizer) {
+    if libraries(header, endian, data).unwrap_or_default().iter().any(of_sanitizer) {
         return Ok(sanitizer);
     }
-    let mut why = None;
-    for symbol in elf.dynamic_symbols() {
-        match symbol.name() {
-            Ok(FUNCTION) if symbol.is_undefined() => why = Some("it calls ptrace itself"),
-            Ok(name) if SANITIZERS.contains(&name) => return Ok(sanitizer),
-            _ => {}
-        }
+    let sections = header.sections(endian, data)?;
+    let symbols = DynamicSymbols::of(&sections, endian, data)?;
+    if SANITIZERS.iter().any(|name| symbols.find(name).is_some()) {
+        return Ok(sanitizer);
     }
-    Ok(why)
+    let calls = symbols.find(FUNCTION).is_some_and(|symbol| symbol.is_undefined(endian));
+    Ok(calls.then_some("it calls ptrace itself"))
+}
+
+/// The dynamic symbols of a file. Programs with plugins export a hundred thousand, so names are looked up in the hash table;
+/// those of imports, which come first, are not in it unless their address is taken.
+struct DynamicSymbols<'data, R: ReadRef<'data>> {
+    endian: Endianness,
+    symbols: SymbolTable<'data, Header, R>,
+    hash: Option<GnuHashTable<'data, Header>>,
+}
+
+impl<'data, R: ReadRef<'data>> DynamicSymbols<'data, R> {
+    fn of(sections: &SectionTable<'data, Header, R>, endian: Endianness, data: R) -> object::Result<Self> {
+        // The table's reader shifts by this number.
+        let is_sound = sections.gnu_hash_header(endian, data)?.is_some_and(|found| found.bloom_shift.get(endian) < 32);
+        let hash = if is_sound { sections.gnu_hash(endian, data)?.map(|(table, _)| table) } else { None };
+        Ok(Self { endian, symbols: sections.symbols(endian, data, elf::SHT_DYNSYM)?, hash })
+    }
+
+    fn find(&self, name: &str) -> Option<&'data elf::Sym64<Endianness>> {
+        let name = name.as_bytes();
+        let unhashed = self.hash.as_ref().map_or(usize::MAX, |hash| hash.symbol_base() as usize);
+        let named = |symbol: &&elf::Sym64<Endianness>| self.symbols.symbol_name(self.endian, symbol) == Ok(name);
+        let hashed = |hash: &GnuHashTable<'data, Header>| {
+            let found =
+                hash.find(self.endian, name, elf::gnu_hash(name), None, &self.symbols, &VersionTable::default());
+            Some(found?.1)
+        };
+        let imported = self.symbols.symbols().iter().take(unhashed).find(named);
+        imported.or_else(|| self.hash.as_ref().and_then(hashed))
+    }
 }
 
 /// Returns the names of the libraries that an ELF file needs.
-fn libraries<'data, R: ReadRef<'data>>(elf: &ElfFile64<'data, Endianness, R>, data: R) -> Option<Vec<String>> {
-    let endian = elf.endian();
-    let segments = elf.elf_header().program_headers(endian, data).ok()?;
+fn libraries<'data, R: ReadRef<'data>>(header: &Header, endian: Endianness, data: R) -> Option<Vec<String>> {
+    let segments = header.program_headers(endian, data).ok()?;
     let dynamic = segments.iter().find_map(|segment| segment.dynamic(endian, data).ok().flatten())?;
     let entries = |tag: elf::DynamicTag| dynamic.iter().filter(move |entry| entry.tag(endian) == tag);
     let value = |tag: elf::DynamicTag| entries(tag).next().map(|entry| entry.val(endian));
@@ -116,6 +150,31 @@ mod tests {
     fn a_file_that_is_no_program_is_no_tracer() {
         let file = tempfile::tempfile().unwrap();
         assert!(of_file(&file).is_err());
+    }
+
+    /// Rust's linker makes a GNU hash table, in which the C library's functions are not.
+    #[test]
+    fn a_program_that_imports_the_function_is_a_tracer() {
+        // SAFETY:
+        // - a request that does not exist.
+        unsafe { nix::libc::ptrace(u32::MAX, 0, 0, 0) };
+        assert_eq!(of_file(&File::open("/proc/self/exe").unwrap()).unwrap(), Some("it calls ptrace itself"));
+    }
+
+    #[test]
+    fn exports_are_found_by_the_hash_table() {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let path = maps.lines().find_map(|line| line.split(' ').next_back().filter(|path| path.contains("/libc.")));
+        let Some(bytes) = path.and_then(|path| std::fs::read(path).ok()) else { return };
+        let (data, header) = (&*bytes, Header::parse(&*bytes).unwrap());
+        let endian = header.endian().unwrap();
+        let symbols = DynamicSymbols::of(&header.sections(endian, data).unwrap(), endian, data).unwrap();
+        let found = |name: &str| symbols.find(name).map(|symbol| symbol.is_undefined(endian));
+        assert!(symbols.hash.is_some());
+        assert_eq!(
+            [found("ptrace"), found("__tls_get_addr"), found("no_such_function")],
+            [Some(false), Some(true), None]
+        );
     }
 
     #[test]
