@@ -59,6 +59,8 @@ pub struct OwnPages {
     pub buffers: Vec<Buffer>,
     /// The program's command that prints the number of pages, if it has one and `buffers` is empty.
     pub command: Option<String>,
+    /// Lower bound of the bytes that it takes, if `buffers` is empty; 0 if unknown.
+    pub least: u64,
     /// The directory, quoted for a shell, whose owner alone may run `command`: PostgreSQL refuses root and other users.
     pub owned: Option<String>,
 }

@@ -119,30 +119,7 @@ fn would_fall_back(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: 
     let available = usual_pool(facts).map_or(0, |pool| pool.available);
     let from = format!("{} ({})", own.setting, own.source);
     if let Some(command) = &own.command {
-        let as_owner = match &own.owned {
-            Some(directory) => format!("runuser -u \"$(stat -c %U {directory})\" -- "),
-            None => String::new(),
-        };
-        let reserve = format!("pagelift pool reserve {}:$({as_owner}{command})", short(size));
-        return match (own.request, available) {
-            // Only a note: PostgreSQL's default (huge_pages=try) uses base pages if the pool is empty.
-            (Request::IfPossible, 0) => found(
-                Severity::Note,
-                format!("{} uses base pages for its shared memory", program.name),
-                format!("{from}; {}", pool_in_words(facts, size)),
-                "as many pages as shared_memory_size_in_huge_pages",
-                "shared memory on huge pages has smaller page tables in every backend",
-                Some(Fix::root(reserve)),
-            ),
-            _ => found(
-                Severity::Note,
-                format!("{} takes pool pages when it starts", program.name),
-                format!("{from}; {}", pool_in_words(facts, size)),
-                "as many pages as shared_memory_size_in_huge_pages",
-                "with fewer pages it uses base pages, or with `on` does not start",
-                Some(Fix::root(reserve).with_note("does nothing if the pool has them")),
-            ),
-        };
+        return would_print(facts, program, (own, command), size);
     }
     let needed = pages_needed(facts);
     if needed <= available {
@@ -159,6 +136,49 @@ fn would_fall_back(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: 
             _ => "it prints a warning at most, and uses base pages",
         },
         Some(reserved(facts)),
+    )
+}
+
+/// The answer about a program whose own command prints the number of pages.
+fn would_print(
+    facts: &Facts,
+    program: &ProgramFacts,
+    (own, command): (&OwnPages, &String),
+    size: PageSize,
+) -> Vec<CheckOutcome> {
+    let available = usual_pool(facts).map_or(0, |pool| pool.available);
+    let least = size.pages_for(own.least);
+    let (severity, title, why) = match own.request {
+        Request::Required if available < least.max(1) => {
+            (Severity::Problem, "requests more pages than the pool has", "with fewer pages it does not start")
+        }
+        // It takes more than its buffers, often less than an eighth.
+        Request::Required if available < least + least / 8 => {
+            (Severity::Advice, "may request more pages than the pool has", "with fewer pages it does not start")
+        }
+        Request::Required => (Severity::Note, "takes pool pages when it starts", "with fewer pages it does not start"),
+        _ if available < least.max(1) => (
+            Severity::Note,
+            "uses base pages for its shared memory",
+            "shared memory on huge pages has smaller page tables in every backend",
+        ),
+        _ => (Severity::Note, "takes pool pages when it starts", "with fewer pages it uses base pages"),
+    };
+    let as_owner = match &own.owned {
+        Some(directory) => format!("runuser -u \"$(stat -c %U {directory})\" -- "),
+        None => String::new(),
+    };
+    let fix = Fix::root(format!("pagelift pool reserve {}:$({as_owner}{command})", short(size)));
+    found(
+        severity,
+        format!("{} {title}", program.name),
+        format!("{} ({}); {}", own.setting, own.source, pool_in_words(facts, size)),
+        match least {
+            0 => "as many pages as shared_memory_size_in_huge_pages".to_owned(),
+            least => format!("as many pages as shared_memory_size_in_huge_pages, which are more than {least}"),
+        },
+        why,
+        Some(if available >= least.max(1) { fix.with_note("does nothing if the pool has them") } else { fix }),
     )
 }
 

@@ -22,6 +22,10 @@ const GROUPS: [&str; 4] = ["mysqld", "server", "mariadb", "mariadbd"];
 const USUAL_BUFFER: u64 = 128 * MIB;
 /// The first releases of MariaDB that allocate their buffer pool in one piece, by series.
 const IN_ONE_PIECE: [Release; 3] = [Release::new(10, 11, 12), Release::new(11, 4, 6), Release::new(11, 8, 2)];
+/// PostgreSQL's parameter that prints the number of pool pages it needs.
+const POSTGRES_PAGES: &str = "shared_memory_size_in_huge_pages";
+/// The usual size of PostgreSQL's blocks.
+const POSTGRES_BLOCK: u64 = 8 << 10;
 /// Number of parts of a buffer pool in older releases.
 const PARTS: u64 = 64;
 /// Page descriptors add at most 1/24 to the size of each part of a buffer pool.
@@ -77,14 +81,7 @@ pub fn of_java<'a>(words: impl Iterator<Item = &'a str> + Clone) -> Option<OwnPa
     let most = words.filter_map(|word| byte_count(word.strip_prefix("-Xmx")?)).last();
     let buffers = most.map(|bytes| Buffer::one("-Xmx", bytes)).into_iter().collect();
     let source = "its command line or environment".to_owned();
-    Some(OwnPages {
-        request: Request::IfPossible,
-        setting: setting.to_owned(),
-        source,
-        buffers,
-        command: None,
-        owned: None,
-    })
+    Some(OwnPages { request: Request::IfPossible, setting: setting.to_owned(), source, buffers, ..OwnPages::default() })
 }
 
 fn of_mysql(command: &[String], files: &impl Files, observed: Observed) -> OwnPages {
@@ -123,7 +120,7 @@ fn of_mysql(command: &[String], files: &impl Files, observed: Observed) -> OwnPa
         Some(Setting { place, .. }) => (Request::Off, place.clone()),
         None => (Request::Off, USUAL.to_owned()),
     };
-    OwnPages { request, setting: "large_pages=ON".to_owned(), source, buffers, command: None, owned: None }
+    OwnPages { request, setting: "large_pages=ON".to_owned(), source, buffers, ..OwnPages::default() }
 }
 
 fn is_in_one_piece(release: Release) -> bool {
@@ -236,10 +233,20 @@ fn of_postgres(command: &[String], files: &impl Files, observed: Observed) -> Ow
     };
     let prints = data.filter(|_| !observed.runs && buffers.is_empty());
     let owned = prints.map(quoted);
-    let program = quoted(command.first().map_or("postgres", String::as_str));
-    let command = owned.as_ref().map(|data| format!("{program} -D {data} -C shared_memory_size_in_huge_pages"));
+    // Options on its command line change the number.
+    let started = || foreign_text::words(command.iter().map(String::as_str).chain(["-C", POSTGRES_PAGES]));
+    let command = owned.as_ref().map(|_| started());
     let setting = if request == Request::Required { "huge_pages = on" } else { "huge_pages = try" }.to_owned();
-    OwnPages { request, setting, source, buffers, command, owned }
+    let least = settings.get("shared_buffers").map_or(Some(USUAL_BUFFER), |buffers| postgres_bytes(&buffers.value));
+    OwnPages { request, setting, source, buffers, command, least: least.unwrap_or(0), owned }
+}
+
+/// A size of PostgreSQL's settings. A number without a unit counts blocks.
+fn postgres_bytes(value: &str) -> Option<u64> {
+    match value.parse::<u64>() {
+        Ok(blocks) => blocks.checked_mul(POSTGRES_BLOCK),
+        Err(_) => byte_count(value),
+    }
 }
 
 fn after(words: &[String], option: &str) -> Option<String> {
@@ -248,10 +255,13 @@ fn after(words: &[String], option: &str) -> Option<String> {
     follows.map(String::as_str).or_else(joined).map(str::to_owned)
 }
 
-/// Settings of a command line of PostgreSQL: `-c NAME=VALUE` and `--NAME=VALUE`.
+/// Settings of a command line of PostgreSQL: `-c NAME=VALUE`, `--NAME=VALUE` and `-B BUFFERS`.
 fn postgres_words(words: &[String]) -> Settings {
     let mut settings = Settings::new();
     for (index, word) in words.iter().enumerate() {
+        if let Some(buffers) = words.get(index + 1).filter(|_| word == "-B") {
+            take(&mut settings, "shared_buffers", buffers, "its command line");
+        }
         let pair = match (word.strip_prefix("--"), word.as_str()) {
             (Some(pair), _) => Some(pair),
             (None, "-c") => words.get(index + 1).map(String::as_str),
@@ -398,9 +408,14 @@ mod tests {
             own_pages(Known::Postgres, &words("postgres -D /d -c huge_pages=off"), &files, Observed::default());
         let started = started.unwrap();
         assert_eq!((started.request, started.source.as_str()), (Request::Off, "its command line"));
-        let command = "postgres -D /d -C shared_memory_size_in_huge_pages";
+        // With its other options PostgreSQL 15 prints 276, without them 72.
+        let command = "postgres -D /d -c huge_pages=off -C shared_memory_size_in_huge_pages";
         let found = (pages(&started), started.command.as_deref(), started.owned.as_deref());
         assert_eq!(found, (0, Some(command), Some("/d")));
+        let least = |text: &str| own_pages(Known::Postgres, &words(text), &files, Observed::default()).unwrap().least;
+        let sizes = ["-D /d", "-D /d -c shared_buffers=512MB", "-D /d --shared-buffers=65536", "-D /e", "-D /e -B 128"];
+        let sizes = sizes.map(|options| least(&format!("postgres {options}")) >> 20);
+        assert_eq!(sizes, [300, 512, 512, 128, 1]);
         let unknown = own_pages(Known::Postgres, &words("postgres -D/e"), &files, Observed::default()).unwrap();
         assert_eq!((unknown.request, unknown.source.as_str()), (Request::IfPossible, "its default"));
         assert_eq!(own_pages(Known::Other, &words("x"), &files, Observed::default()), None);

@@ -6,7 +6,7 @@ use crate::own_pages::{Buffer, OwnPages, Request, USUAL};
 fn large_pages(request: Request) -> OwnPages {
     let buffers = vec![Buffer::one("innodb_buffer_pool_size", 512 * MIB), Buffer::one("key_buffer_size", 128 * MIB)];
     let source = if request == Request::Off { USUAL } else { "/etc/mysql/my.cnf" }.to_owned();
-    OwnPages { request, setting: "large_pages=ON".into(), source, buffers, command: None, owned: None }
+    OwnPages { request, setting: "large_pages=ON".into(), source, buffers, ..OwnPages::default() }
 }
 
 fn server(own: OwnPages) -> impl Fn(&mut Facts) {
@@ -112,11 +112,23 @@ fn a_start_that_would_fall_back_is_announced() {
         source: USUAL.into(),
         buffers: Vec::new(),
         command: Some(command.into()),
+        least: 128 * MIB,
         owned: Some("/d".into()),
     };
     // PostgreSQL does not run as root.
     let by_owner = format!("pagelift pool reserve 2M:$(runuser -u \"$(stat -c %U /d)\" -- {command})");
-    finds("own-pages", Note, ["huge_pages = try", &by_owner], starts(postgres));
+    finds("own-pages", Note, ["huge_pages = try", &by_owner], starts(postgres.clone()));
+    // With `on` it does not start if the pool has too few pages.
+    let required = OwnPages { request: Request::Required, setting: "huge_pages = on".into(), ..postgres };
+    for (available, severity, title) in
+        [(63, Problem, "requests more"), (64, Advice, "may request more"), (80, Note, "takes pool pages")]
+    {
+        let set = |f: &mut Facts| {
+            starts(required.clone())(f);
+            f.pools[0].available = available;
+        };
+        finds("own-pages", severity, [title, &by_owner], set);
+    }
     assert_eq!(Fix::root(&by_owner).typed(false), [format!("sudo sh -c '{by_owner}'")]);
 }
 
@@ -127,7 +139,7 @@ fn a_java_heap_that_is_larger_than_the_pool_is_seen() {
         let buffers = vec![Buffer::one("-Xmx", 1024 * MIB)];
         let setting = "-XX:+UseLargePages".to_owned();
         let source = "its command line".to_owned();
-        let own = OwnPages { request: Request::IfPossible, setting, source, buffers, command: None, owned: None };
+        let own = OwnPages { request: Request::IfPossible, setting, source, buffers, ..OwnPages::default() };
         program_of(f).own_pages = Some(own);
     };
     finds("own-pages", Severity::Advice, ["-XX:+UseLargePages", "pagelift pool reserve 2M:512"], heap);

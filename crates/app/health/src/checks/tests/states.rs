@@ -69,7 +69,7 @@ fn a_lift_makes_no_verdict_worse() {
         let setting = "huge_pages = try".to_owned();
         let request = crate::Request::IfPossible;
         let source = crate::own_pages::USUAL.to_owned();
-        program.own_pages = Some(crate::OwnPages { request, setting, source, buffers, command: None, owned: None });
+        program.own_pages = Some(crate::OwnPages { request, setting, source, buffers, ..crate::OwnPages::default() });
         // smaps counts the mapped part of a huge page, and the touched base pages.
         running_of(&mut facts).shared = (huge.max(17 * MIB), huge);
         examine(&facts).exit_status()
