@@ -3,16 +3,23 @@
 use super::gather::{Settings, machine, refusal};
 use super::{InPlace, private};
 use address_space::{MappingUsage, PageSize};
-use linux::pages::transparent_huge_page;
+use linux::file_cache::cached_pages;
+use linux::pages::{base_page, transparent_huge_page};
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use process_view::coverage::{MemoryKind, ProcessMemory};
+use process_view::{ProcessFiles, open_mapped};
 use serde::Serialize;
 use shared_memory::SegmentKind;
 
 /// A kind of which less than this part is left, after a lift for example, has nothing to add.
 const LEAST_PART: u64 = 8;
 
-/// Bytes on base pages that lifts in place can put on huge pages, by kind. These are upper bounds from smaps: blocks with many
-/// holes are left alone. A kind with less than a huge page, or little beside what is huge, has 0.
+/// Most segments of a process whose contents are counted.
+const MOST_SEGMENTS: usize = 64;
+
+/// Bytes on base pages that lifts in place can put on huge pages, by kind. These are upper bounds: blocks with many holes are
+/// left alone. Private memory is counted by smaps. Of shared memory all pages of the segment count, by whichever process they
+/// are mapped, if this process may open the segment. A kind with less than a huge page, or little beside what is huge, has 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct InPlaceAmounts {
     /// Shared memory.
@@ -31,7 +38,7 @@ impl InPlaceAmounts {
         let Some(huge) = transparent_huge_page() else { return Self::default() };
         let of_private = |kind| {
             let usages = private::mappings_in(memory, kind, huge).filter(|usage| private::refusal(usage).is_none());
-            if collapses(kind) { small(usages, huge) } else { 0 }
+            if collapses(kind) { small(usages, huge, |usage| usage.resident) } else { 0 }
         };
         let (shared, unaligned_shared) = shared(memory, huge);
         Self { shared, anonymous: of_private(InPlace::Anonymous), jit: of_private(InPlace::Jit), unaligned_shared }
@@ -49,10 +56,14 @@ fn collapses(kind: InPlace) -> bool {
 }
 
 /// Bytes on base pages in the whole huge pages of some mappings; 0 if they are few.
-fn small<'a>(usages: impl Iterator<Item = &'a MappingUsage>, huge: PageSize) -> u64 {
+fn small<'a>(
+    usages: impl Iterator<Item = &'a MappingUsage>,
+    huge: PageSize,
+    mut resident: impl FnMut(&MappingUsage) -> u64,
+) -> u64 {
     let (mut small, mut all) = (0, 0);
     for usage in usages {
-        let resident = usage.resident.min(usage.mapping.range.whole_pages(huge).len());
+        let resident = resident(usage).min(usage.mapping.range.whole_pages(huge).len());
         small += resident.saturating_sub(usage.huge());
         all += resident;
     }
@@ -67,8 +78,26 @@ fn shared(memory: &ProcessMemory, huge: PageSize) -> (u64, u64) {
         usage.mapping.range.start().0.wrapping_sub(usage.mapping.offset).is_multiple_of(huge.bytes())
     };
     let (aligned, unaligned): (Vec<_>, Vec<_>) = chosen.map(|(_, usage)| usage).partition(agrees);
-    let liftable = if collapses(InPlace::Shared) { small(aligned.into_iter(), huge) } else { 0 };
+    let mut left = MOST_SEGMENTS;
+    let resident = |usage: &MappingUsage| {
+        let counted = (left > 0).then(|| in_segment(memory.pid, usage, huge)).flatten();
+        left = left.saturating_sub(1);
+        counted.unwrap_or(0).max(usage.resident)
+    };
+    let liftable = if collapses(InPlace::Shared) { small(aligned.into_iter(), huge, resident) } else { 0 };
     (liftable, unaligned.iter().map(|usage| usage.mapping.range.len()).sum())
+}
+
+/// Bytes that a segment has in memory, in the whole huge pages of a mapping; `None` if it cannot be opened or counted.
+fn in_segment(pid: i32, usage: &MappingUsage, huge: PageSize) -> Option<u64> {
+    let (file, _) = open_mapped(&ProcessFiles::of(pid), &usage.mapping).ok()??;
+    if fstatfs(&file).ok()?.filesystem_type() != TMPFS_MAGIC {
+        return None;
+    }
+    let (range, whole) = (usage.mapping.range, usage.mapping.range.whole_pages(huge));
+    let start = usage.mapping.offset.checked_add(whole.start().0.checked_sub(range.start().0)?)?;
+    let pages = cached_pages(&file, start..start.checked_add(whole.len())?).ok()?;
+    Some(pages.cached.saturating_mul(base_page().bytes()))
 }
 
 fn is_shared(kind: MemoryKind, usage: &MappingUsage, huge: PageSize, settings: &Settings) -> bool {
@@ -79,4 +108,25 @@ fn is_shared(kind: MemoryKind, usage: &MappingUsage, huge: PageSize, settings: &
         && usage.mapping.range.len() >= huge.bytes()
         && !["ht", "um"].iter().any(|flag| usage.has_flag(flag))
         && refusal(usage, segment, huge, settings).is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linux::file_mapping::FileMapping;
+    use std::os::unix::fs::FileExt;
+
+    /// The first process of a server maps few pages of the buffers that the others use.
+    #[test]
+    fn pages_that_only_other_processes_map_count() {
+        const BYTES: u64 = 16 << 20;
+        let Some(huge) = transparent_huge_page() else { return };
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        file.as_file().write_all_at(&vec![1; BYTES as usize], 0).unwrap();
+        let _mapping = FileMapping::readable(file.as_file(), 0, BYTES, huge).unwrap();
+        let memory = ProcessMemory::read(std::process::id() as i32).unwrap();
+        let usage = memory.usages.iter().find(|usage| usage.mapping.path().is_some_and(|path| *path == *file.path()));
+        let usage = usage.unwrap();
+        assert_eq!((usage.resident, in_segment(memory.pid, usage, huge)), (0, Some(BYTES)));
+    }
 }

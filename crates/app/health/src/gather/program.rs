@@ -64,7 +64,8 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
     }
     let (far_pages, in_place) = (far_pages_of(&memory), InPlaceAmounts::of(&memory));
     let data_files = data_files(pid, &memory);
-    facts.running = Some(RunningFacts { far_pages, data_files, in_place, ..running(pid, &memory.usages) });
+    let running = with_segments(running(pid, &memory.usages), in_place);
+    facts.running = Some(RunningFacts { far_pages, data_files, ..running });
     facts.environment = environment_of(&ProcessFiles::of(pid));
     let process = ProcessFiles::of(pid);
     let words = server_command(facts.known, &facts.command, pid);
@@ -296,6 +297,14 @@ fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
     }
 }
 
+/// Adds the memory that lifts in place can add. Its segments count as resident in full: the first process of a server maps few
+/// pages of the buffers that its other processes use.
+fn with_segments(mut running: RunningFacts, in_place: InPlaceAmounts) -> RunningFacts {
+    let (resident, huge) = running.shared;
+    running.shared.0 = resident.max(huge.saturating_add(in_place.shared));
+    RunningFacts { in_place, ..running }
+}
+
 /// Mapped data files, if the process has any that can hold a huge page. Files that cannot be read are left out.
 fn data_files(pid: i32, memory: &ProcessMemory) -> DataFileFacts {
     let Some(huge) = transparent_huge_page() else { return DataFileFacts::default() };
@@ -457,6 +466,16 @@ mod tests {
             [known("node", ""), known("java", ""), known("bash", "-java")],
             [Known::Node, Known::Java, Known::Other]
         );
+    }
+
+    #[test]
+    fn shared_memory_that_other_processes_map_counts() {
+        let of = |mapped: (u64, u64), shared: u64| {
+            let running = RunningFacts { shared: mapped, ..RunningFacts::default() };
+            with_segments(running, InPlaceAmounts { shared, ..InPlaceAmounts::default() }).shared
+        };
+        assert_eq!(of((30 << 20, 2 << 20), 348 << 20), (350 << 20, 2 << 20));
+        assert_eq!(of((30 << 20, 30 << 20), 0), (30 << 20, 30 << 20));
     }
 
     #[test]
