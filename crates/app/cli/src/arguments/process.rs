@@ -13,6 +13,10 @@ use std::path::Path;
 const MOST_LISTED: usize = 8;
 /// Maximum number of characters that are shown of each command.
 const WIDEST_COMMAND: usize = 60;
+/// Words of the error if several processes have it.
+const MANY_RUN: &str = " processes run ";
+/// The beginning of the error if no process has a program's name.
+pub const NONE_RUNS: &str = "no process runs a program named ";
 
 /// Returns the number of the process that a word names.
 ///
@@ -49,6 +53,20 @@ pub fn process_unless_file(word: &OsStr) -> Result<Option<i32>, String> {
         true => why,
         false => format!("{} is neither a file nor one process: {why}", printable(text)),
     })
+}
+
+/// A sentence that names the process of a program whose name is also a file's, if it runs.
+pub fn process_besides_file(word: &OsStr) -> Option<String> {
+    let name = word.to_str().filter(|word| !word.contains('/'))?;
+    let pid = match process_number(name) {
+        Ok(pid) => pid.to_string(),
+        Err(why) if why.contains(MANY_RUN) => "PID".to_owned(),
+        Err(_) => return None,
+    };
+    Some(format!(
+        "This is the file {} in the current folder; of the process: `pagelift inspect {pid}`.",
+        printable(name)
+    ))
 }
 
 /// Refuses a command that is only the number of a process, and no program. `fix` is the command before the number.
@@ -90,7 +108,7 @@ fn choices(name: &str, pids: &[i32]) -> String {
     let more = pids.len().saturating_sub(MOST_LISTED);
     let rest = if more > 0 { format!("\n  and {more} more") } else { String::new() };
     format!(
-        "{} processes run {}; needed: the number of one:{}{rest}",
+        "{}{MANY_RUN}{}; needed: the number of one:{}{rest}",
         pids.len(),
         printable(name),
         lines.collect::<String>()
@@ -137,6 +155,13 @@ mod tests {
         assert_eq!(process_unless_file(OsStr::new("4711000")), Ok(Some(4711000)));
         assert_eq!(process_unless_file(OsStr::new("src")), Ok(None), "a file of the crate's folder");
         assert_eq!(process_unless_file(OsStr::new("/no/such/file")), Ok(None));
+        let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let besides = process_besides_file(OsStr::new("sleep")).unwrap();
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        assert!(besides.contains("of the process: `pagelift inspect "), "{besides}");
+        assert_eq!(process_besides_file(OsStr::new("no-such-program-anywhere")), None);
+        assert_eq!(process_besides_file(OsStr::new("/proc/self/exe")), None);
         let neither = process_unless_file(OsStr::new("no-such-program-anywhere")).unwrap_err();
         assert!(
             neither.starts_with("no-such-program-anywhere is neither a file nor one process: no process"),

@@ -3,13 +3,14 @@
 use super::reading::confine_to;
 use super::stat::report::Outcome;
 use super::stat::rounds::{Rounds, USUAL_STALL, Watch};
-use crate::arguments::process::process_number;
+use crate::arguments::process::{NONE_RUNS, process_number};
 use crate::output::Output;
 use crate::say;
 use crate::text::doctor::{Style, WIDTH, text};
 use anyhow::{Context, bail};
 use clap::Args;
 use confinement::Reads;
+use foreign_text::quoted;
 use health::gather::{Subject, gather, try_features};
 use health::{HealthReport, examine};
 use options::Policy;
@@ -33,11 +34,17 @@ pub struct DoctorArgs {
     #[arg(short, long)]
     pub all: bool,
     /// The number of a process, or the name of its program.
-    #[arg(value_name = "PID|NAME", value_parser = process_number, conflicts_with = "command")]
+    #[arg(value_name = "PID|NAME", value_parser = process_to_check, conflicts_with = "command")]
     pub pid: Option<i32>,
     /// A program to check before its start, and its arguments; it is not started.
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+/// Returns the process that a word names. The program may not run yet.
+fn process_to_check(word: &str) -> Result<i32, String> {
+    let start = format!("; before its start: pagelift doctor -- {}", quoted(word));
+    process_number(word).map_err(|why| if why.starts_with(NONE_RUNS) { why + &start } else { why })
 }
 
 /// Examines and prints. Returns the exit status.
@@ -115,4 +122,16 @@ fn print(args: &DoctorArgs, report: &HealthReport) -> anyhow::Result<()> {
 fn is_coloured(is_terminal: bool) -> bool {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     is_terminal && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_does_not_run_can_be_checked_before_its_start() {
+        let why = process_to_check("no-such-program").unwrap_err();
+        assert!(why.starts_with(NONE_RUNS) && why.ends_with("; before its start: pagelift doctor -- no-such-program"));
+        assert!(!process_to_check("0").unwrap_err().contains("doctor"));
+    }
 }

@@ -5,7 +5,7 @@ use super::reading::confine_to;
 use super::stat::report::{Marks, Outcome};
 use super::stat::rounds::{Rounds, Watch};
 use super::status::explain;
-use crate::arguments::process::process_unless_file;
+use crate::arguments::process::{process_besides_file, process_unless_file};
 use crate::definition::InspectArgs;
 use crate::output::Output;
 use crate::text::{heap, in_place, message, probe, stat, table};
@@ -131,12 +131,13 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
     let Some(file) = open_regular_file(path).with_context(|| format!("opening {}", path.display()))? else {
         bail!("{} is no regular file; needed: an ELF file, or the number of a process", path.display());
     };
+    let hint = process_besides_file(&args.target);
     // Processes that map the file are found before rights are given up.
     let known = KnownFile::foresee(&file, path, &policy);
     confine_to(Reads::Own);
     let start = FileLift { known: known.as_ref(), payment: Payment::usual(policy.pages), pools };
     let inspection = inspect_file(path, &file, &policy, start)?;
-    Ok(Inspected { inspection, used: None, probe, hint: None })
+    Ok(Inspected { inspection, used: None, probe, hint })
 }
 
 fn text(inspection: &Inspection) -> String {
