@@ -73,7 +73,12 @@ impl OwnPages {
 
     /// The buffers with their sizes.
     pub fn in_words(&self) -> String {
-        let buffers = self.buffers.iter().map(|buffer| format!("{} {}", buffer.name, format_bytes(buffer.bytes)));
+        let bytes = |buffer: &Buffer| match buffer.name.starts_with(|first: char| first.is_ascii_digit()) {
+            // The name has the number of allocations.
+            true => buffer.bytes / buffer.allocations.max(1),
+            false => buffer.bytes,
+        };
+        let buffers = self.buffers.iter().map(|buffer| format!("{} {}", buffer.name, format_bytes(bytes(buffer))));
         buffers.collect::<Vec<_>>().join(", ")
     }
 
@@ -107,6 +112,14 @@ mod tests {
         let own = OwnPages { buffers: vec![chunks, Buffer::one("log", 3 << 20)], ..OwnPages::default() };
         assert_eq!(own.pages(size), 322);
         assert_eq!((short(size), short(PageSize::new(1 << 30).unwrap())), ("2M".to_owned(), "1G".to_owned()));
+    }
+
+    #[test]
+    fn sizes_in_words_agree_with_the_number_of_buffers() {
+        let log = Buffer { name: "2 x innodb_log_buffer_size".into(), bytes: 32 << 20, allocations: 2 };
+        let pool = Buffer { name: "innodb_buffer_pool_size".into(), bytes: 128 << 20, allocations: 64 };
+        let own = OwnPages { buffers: vec![pool, log], ..OwnPages::default() };
+        assert_eq!(own.in_words(), "innodb_buffer_pool_size 128.0 MiB, 2 x innodb_log_buffer_size 16.0 MiB");
     }
 
     #[test]

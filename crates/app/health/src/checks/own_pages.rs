@@ -28,8 +28,9 @@ pub fn own_pages(facts: &Facts) -> Vec<CheckOutcome> {
         (Some(running), Request::IfPossible | Request::Required) if running.on_pool() > 0 => {
             fine(format!("{}: {} on the pool", own.setting, format_bytes(running.on_pool())))
         }
-        (Some(running), Request::Off)
-            if own.pages(size) >= MANY_PAGES && !is_lifted(running.anonymous, running.shared) =>
+        (running, Request::Off)
+            if own.pages(size) >= MANY_PAGES
+                && !running.as_ref().is_some_and(|running| is_lifted(running.anonymous, running.shared)) =>
         {
             not_requested(facts, program, own, size)
         }
@@ -74,7 +75,7 @@ fn fell_back(
         if is_asked { Severity::Advice } else { Severity::Note },
         format!("{} asks for pool pages, but fell back to base pages", program.name),
         format!(
-            "{} ({}); {} on the pool; {}",
+            "{} ({}); {} reserved on the pool; {}",
             own.setting,
             own.source,
             format_bytes(on_pool),
@@ -108,8 +109,9 @@ fn not_requested(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: Pa
         wanted(facts, own, size),
         "buffers that are visited at random gain most; they are on huge pages from the first request on",
         Some(reserved(facts).with_note(format!(
-            "then {}{place}{memlock}, and a restart{}",
+            "then {}{place}{memlock}, and a {}{}",
             own.setting,
+            if program.running.is_some() { "restart" } else { "start" },
             afterwards(own, size)
         ))),
     )
