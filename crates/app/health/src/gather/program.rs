@@ -143,7 +143,7 @@ pub fn of_command(
 
 fn empty(name: String, path: String, command: Vec<String>) -> ProgramFacts {
     ProgramFacts {
-        known: known(&name, command.first().map_or("", String::as_str)),
+        known: known_by_words(&name, &command),
         name,
         path,
         command,
@@ -180,6 +180,16 @@ fn known(file: &str, called: &str) -> Known {
         () if is(&["node", "nodejs"]) => Known::Node,
         () if is(&["java"]) => Known::Java,
         () => Known::Other,
+    }
+}
+
+/// As [`known`]. A copy of MariaDB or MySQL by another name is known by options that only these servers, and programs that back
+/// up their data, have.
+fn known_by_words(file: &str, command: &[String]) -> Known {
+    let is_innodb = |word: &String| word.starts_with("--innodb-") || word.starts_with("--innodb_");
+    match known(file, command.first().map_or("", String::as_str)) {
+        Known::Other if command.iter().any(is_innodb) && !file.contains("backup") => Known::Mysql,
+        known => known,
     }
 }
 
@@ -462,6 +472,10 @@ mod tests {
         assert_eq!(known("redis-check-rdb", "/usr/bin/redis-server *:6379"), Known::Redis);
         assert_eq!(known("postgres", "postgres: checkpointer "), Known::Postgres);
         assert_eq!(known("mariadbd", "mysqld"), Known::Mysql);
+        let of_words = |file: &str, option: &str| known_by_words(file, &[format!("./{file}"), option.to_owned()]);
+        assert_eq!(of_words("ourdb", "--innodb-buffer-pool-size=512M"), Known::Mysql);
+        assert_eq!(of_words("mariadb-backup", "--innodb_page_size=4k"), Known::Other);
+        assert_eq!(of_words("ourdb", "--verbose"), Known::Other);
         assert_eq!(
             [known("node", ""), known("java", ""), known("bash", "-java")],
             [Known::Node, Known::Java, Known::Other]
