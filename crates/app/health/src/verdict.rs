@@ -3,6 +3,8 @@
 //! The estimate compares an upper bound of the memory in use with the reach of a TLB. It rests on published and own
 //! measurements that [`Estimate::based_on`] names, and is never more than a reason to measure.
 
+mod measure;
+
 use crate::checks::{by_glibc, by_java, lift_target, lifts_in_place};
 use crate::facts::{Facts, Feature, Known, ProgramFacts, RunningFacts};
 use crate::finding::{Finding, Severity};
@@ -10,6 +12,7 @@ use crate::standing::State;
 use address_space::format_bytes;
 use foreign_text::quoted;
 use lift_plan::Source;
+use measure::{Measure, of_code, of_lift, of_own_setting, of_worker};
 use serde::Serialize;
 use translation::working_set::{Part, PartVerdict, ReachVerdict as InUse};
 
@@ -37,7 +40,7 @@ pub struct Estimate {
 }
 
 /// The advice.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     /// In a sentence.
     pub summary: String,
@@ -45,6 +48,9 @@ pub struct Verdict {
     pub run: Option<String>,
     /// The command that measures whether it pays.
     pub measure: Option<String>,
+    /// Restrictions on that command, and values for its placeholders.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measure_note: Option<String>,
     /// The likely gain.
     pub estimates: Vec<Estimate>,
 }
@@ -69,7 +75,7 @@ impl Verdict {
                     (format!("not even this root may look into {}: {why}; the host's root may", program.name), None)
                 }
             };
-            return Self { summary, run, measure: None, estimates: Vec::new() };
+            return Self { summary, run, ..Self::default() };
         }
         if let Some(advice) = by_worker(program).or_else(|| by_itself(program)) {
             return advice;
@@ -89,17 +95,13 @@ impl Verdict {
         }
         let has_code = !program.lifts.is_empty() || program.postponed.is_some();
         let estimates = estimates(facts, program, has_code, heap);
-        let measure = match has_code {
-            true => Some(measure_command(facts, program)),
-            // A heap that was lifted stays so: only starts can be compared.
-            false => heap.then(|| heap_measure_command(facts, program)),
-        };
+        let Measure { command: measure, note: measure_note } = of_lift(facts, program, has_code, heap);
         let summary = format!("{} ({})", head(program, before), what(program));
         if !estimates.is_empty() && estimates.iter().all(|estimate| !estimate.is_worthwhile) {
             let summary = format!("{summary}. Leave it as it is: little gain is likely");
-            return Self { summary, run: None, measure, estimates };
+            return Self { summary, run: None, measure, measure_note, estimates };
         }
-        Self { summary, run: Some(run_command(facts, program, heap)), measure, estimates }
+        Self { summary, run: Some(run_command(facts, program, heap)), measure, measure_note, estimates }
     }
 }
 
@@ -118,7 +120,20 @@ fn of_shared(facts: &Facts, program: &ProgramFacts, running: &RunningFacts, befo
     let summary = format!("{head} ({bytes} of shared memory, in place, for all processes that share it)");
     let sudo = if facts.is_root { "" } else { "sudo " };
     let run = Some(format!("{sudo}pagelift attach --lift shared {}", lift_target(program, running)));
-    let estimate = Estimate {
+    let measure = of_own_setting(program);
+    let measure_note = Some(match measure {
+        Some(_) => "by its own setting, from its start: a lift in place cannot be taken back for a comparison",
+        None => {
+            "no command measures it, as a lift in place cannot be taken back: compare your figures before and after it"
+        }
+    });
+    let measure_note = measure_note.map(str::to_owned);
+    Verdict { summary, run, measure, measure_note, estimates: vec![of_buffers(&bytes)] }
+}
+
+/// The likely effect on shared memory of a server.
+fn of_buffers(bytes: &str) -> Estimate {
+    Estimate {
         what: "shared memory",
         likely: "smaller page tables, and fewer page faults of new processes; 0 to 21 % more work".to_owned(),
         based_on: format!(
@@ -126,8 +141,7 @@ fn of_shared(facts: &Facts, program: &ProgramFacts, running: &RunningFacts, befo
              with short connections, and about the same with long ones"
         ),
         is_worthwhile: true,
-    };
-    Verdict { summary, run, measure: None, estimates: vec![estimate] }
+    }
 }
 
 /// The lift of the program that does the work of a driver.
@@ -141,8 +155,8 @@ fn by_worker(program: &ProgramFacts) -> Option<Verdict> {
             false => format!("{name} leaves the work to {worker}: lift that"),
         },
         run: Some(format!("pagelift run --only {} -- {words}", quoted(worker))),
-        measure: Some(format!("pagelift bench --only {} -- {words}", quoted(worker))),
-        estimates: Vec::new(),
+        measure: Some(of_worker(worker, &words)),
+        ..Verdict::default()
     })
 }
 
@@ -158,7 +172,7 @@ fn of_data_files(facts: &Facts, program: &ProgramFacts, running: &RunningFacts, 
         based_on: format!("{bytes} on base pages in huge folios of the page cache"),
         is_worthwhile: true,
     };
-    Verdict { summary, run, measure: None, estimates: vec![estimate] }
+    Verdict { summary, run, estimates: vec![estimate], ..Verdict::default() }
 }
 
 /// The program's own way to huge pages, if a start needs no other: glibc's for code that the page cache contains in
@@ -173,7 +187,7 @@ fn by_itself(program: &ProgramFacts) -> Option<Verdict> {
             "{name} puts its heap on huge pages by its own flag, from its start; `pagelift run --via preload` also \
              lifts its code (libjvm.so)"
         );
-        return Some(Verdict { summary, run: Some(command), measure: None, estimates: Vec::new() });
+        return Some(Verdict { summary, run: Some(command), ..Verdict::default() });
     }
     let is_of_file = |(source, _): &(Source, u64)| *source == Source::File;
     let in_cache = program.small_folios.is_empty()
@@ -183,7 +197,7 @@ fn by_itself(program: &ProgramFacts) -> Option<Verdict> {
     let command = by_glibc(program).filter(|_| in_cache)?;
     let summary = format!("glibc maps the code of {name} by huge pages of the page cache itself, at every start");
     let measure = Some(format!("pagelift bench --against {} -- {}", quoted(format!("env {command}")), words(program)));
-    Some(Verdict { summary, run: Some(command), measure, estimates: Vec::new() })
+    Some(Verdict { summary, run: Some(command), measure, ..Verdict::default() })
 }
 
 fn of_machine(problems: usize) -> Verdict {
@@ -192,7 +206,7 @@ fn of_machine(problems: usize) -> Verdict {
         _ => "fix the problems above first; then name a program or a process",
     };
     let run = Some("pagelift doctor -- CMD".to_owned());
-    Verdict { summary: summary.to_owned(), run, measure: None, estimates: Vec::new() }
+    Verdict { summary: summary.to_owned(), run, ..Verdict::default() }
 }
 
 /// The parts that would be lifted, and their sources.
@@ -225,12 +239,12 @@ fn what(program: &ProgramFacts) -> String {
 fn nothing_to_lift(facts: &Facts, program: &ProgramFacts) -> Verdict {
     let name = &program.name;
     let later = "pagelift doctor PID, once it runs".to_owned();
-    let verdict = |summary: String, run, measure| Verdict { summary, run, measure, estimates: Vec::new() };
+    let verdict = |summary: String, run, measure| Verdict { summary, run, measure, ..Verdict::default() };
     if let Some(standing) = program.standing() {
         let (words, code) = (standing.in_words(), program.running.as_ref().map_or(0, |running| running.code.1));
         return match standing.state() {
             State::Lifted => {
-                let measure = (code > 0).then(|| measure_command(facts, program));
+                let measure = (code > 0).then(|| of_code(facts, program).command).flatten();
                 verdict(format!("{name}: {words}"), None, measure)
             }
             _ if standing.on_request().is_some() => verdict(format!("{name}: {words}"), None, None),
@@ -278,35 +292,6 @@ fn run_command(facts: &Facts, program: &ProgramFacts, heap: bool) -> String {
         (true, _) => " --lift text,rodata,data,bss,heap,anon".to_owned(),
     };
     format!("{sudo}pagelift attach {}{heap}", running.pid)
-}
-
-/// The measurement of a heap. A server does not end by itself, so `bench` starts it, loads it and ends it.
-fn heap_measure_command(facts: &Facts, program: &ProgramFacts) -> String {
-    // Any program of a user's session has the unit of the user.
-    let is_service = facts.permission.unit.as_ref().is_some_and(|unit| !unit.starts_with("user@"));
-    let accepts = program.running.as_ref().is_some_and(|running| running.is_server);
-    match matches!(program.known, Known::Mysql | Known::Postgres) || is_service || accepts {
-        true => "pagelift bench --heap=auto --load LOAD --server CMD".to_owned(),
-        false => format!("pagelift bench --heap=auto -- {}", words(program)),
-    }
-}
-
-fn measure_command(facts: &Facts, program: &ProgramFacts) -> String {
-    match &program.running {
-        Some(running) => {
-            let sudo = if running.foreign && !facts.is_root { "sudo " } else { "" };
-            format!("{sudo}pagelift bench --toggle {} --lift text,rodata", running.pid)
-        }
-        // A server does not end by itself.
-        None if program.known == Known::Redis => format!(
-            "pagelift bench --toggle --load 'redis://127.0.0.1:{{port}}?query=SET key:{{1..100000}} value' -- {} --port {{port}}",
-            words(program)
-        ),
-        None if matches!(program.known, Known::Mysql | Known::Postgres) => {
-            "pagelift bench --toggle PID --lift text,rodata, once it runs under its usual load".to_owned()
-        }
-        None => format!("pagelift bench -- {}", words(program)),
-    }
 }
 
 /// The accesses that a TLB translates.
@@ -376,7 +361,7 @@ fn in_use(program: &ProgramFacts, is_meant: impl Fn(Part) -> bool) -> Option<&Pa
 }
 
 /// The effect on memory that was watched.
-fn of_use(what: &'static str, used: &PartVerdict, exceeds: &'static str) -> Estimate {
+fn of_use(what: &'static str, used: &PartVerdict, exceeds: &str) -> Estimate {
     let likely = match used.verdict {
         InUse::Fits => "hardly any gain: the TLB holds all pages in use",
         InUse::FitsAlone => "little: the TLB holds all pages in use, but other memory competes for it",
@@ -446,18 +431,22 @@ fn code(facts: &Facts, program: &ProgramFacts) -> Option<Estimate> {
 fn heap(facts: &Facts, program: &ProgramFacts) -> Option<Estimate> {
     let running = program.running.as_ref()?;
     let small = running.anonymous.0.saturating_sub(running.anonymous.1);
+    let estimate = by_data(facts, &format!("{} of private anonymous memory", format_bytes(small)));
+    if let Some(used) = in_use(program, |part| matches!(part, Part::Heap | Part::Anonymous)) {
+        return Some(of_use("heap", used, &estimate.likely));
+    }
+    Some(estimate)
+}
+
+/// The likely effect on data, from its bytes and their description.
+fn by_data(facts: &Facts, bytes: &str) -> Estimate {
     let likely = match facts.works(Feature::CollapseOther) || facts.thp.size.is_some() {
         true => "no gain for sequential access, up to a third less time for random access",
         false => "needs the pool here (--heap=2M), for this kernel has no transparent huge pages",
     };
-    if let Some(used) = in_use(program, |part| matches!(part, Part::Heap | Part::Anonymous)) {
-        return Some(of_use("heap", used, likely));
-    }
     let based_on = format!(
-        "{} of private anonymous memory on base pages against {}; seen before: random lookups in 4 GB took 267 ns instead of 390, g++ gained \
-         nothing",
-        format_bytes(small),
+        "{bytes} on base pages against {}; seen before: random lookups in 4 GB took 267 ns instead of 390, g++ gained nothing",
         TlbReach::of(facts, For::Data).in_words(facts)
     );
-    Some(Estimate { what: "heap", likely: likely.to_owned(), based_on, is_worthwhile: true })
+    Estimate { what: "heap", likely: likely.to_owned(), based_on, is_worthwhile: true }
 }

@@ -168,6 +168,10 @@ fn verdict(verdict: &Verdict, style: Style) -> String {
     if let Some(measure) = &verdict.measure {
         text += &format!("  {:<width$}{}\n", "measure", printable(measure), width = INDENT - 2);
     }
+    if let Some(note) = &verdict.measure_note {
+        let name = if verdict.measure.is_some() { "" } else { "measure" };
+        text += &field(name, note, style);
+    }
     text
 }
 
@@ -210,7 +214,8 @@ mod tests {
         let verdict = Verdict {
             summary: "it can be lifted".to_owned(),
             run: Some("pagelift attach 7".to_owned()),
-            measure: None,
+            measure: Some("pagelift bench --toggle 7".to_owned()),
+            measure_note: Some("of its code only".to_owned()),
             estimates: vec![Estimate {
                 what: "code",
                 likely: "0 to 2 %".to_owned(),
@@ -241,6 +246,7 @@ mod tests {
         assert!(text.contains("- tracepoints [root]") && text.contains("sudo pagelift doctor"), "{text}");
         assert!(text.ends_with("\nWith run --heap=auto: glibc 2.36: it asks for huge pages\n"), "{text}");
         assert!(text.contains("run     pagelift attach 7") && text.contains("an estimate, not measured"), "{text}");
+        assert!(text.contains("  measure pagelift bench --toggle 7\n          of its code only\n"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(!text.contains('\u{1b}') && !text.contains("Fine"), "{text}");
     }

@@ -115,7 +115,7 @@ fn advice_to_lift_any_memory_begins_with_the_numbers() {
 fn the_measurement_of_a_servers_heap_ends() {
     let (server, command) = ("--load LOAD --server CMD", "-- CMD");
     for (known, unit, accepts, expected) in [
-        (Known::Mysql, None, false, server),
+        (Known::Postgres, None, false, server),
         (Known::Other, Some("cache.service"), false, server),
         (Known::Other, Some("user@1000.service"), false, command),
         (Known::Other, Some("user@1000.service"), true, server),
@@ -145,6 +145,36 @@ fn mapped_files_are_recommended_only_if_they_are_the_largest_part_and_can_be_lif
     assert!(!lifts_files(200 * MIB, 100 * MIB, 80 * MIB) && !lifts_files(50 * MIB, 100 * MIB, 40 * MIB));
     // Few pages are not worth it, even if they are the most.
     assert!(!lifts_files(MIB, 2 * MIB, 2 * MIB));
+}
+
+/// A claim about a heap is measured, or the measurement names what it leaves out.
+#[test]
+fn the_measurement_fits_the_claim() {
+    let measure = |known: Known, accepts: bool| {
+        let mut facts = healthy();
+        facts.permission.unit = None;
+        program_of(&mut facts).known = known;
+        let running = running_of(&mut facts);
+        (running.anonymous, running.is_server) = ((500 * MIB, 0), accepts);
+        let verdict = examine(&facts).verdict;
+        assert_eq!(verdict.estimates.iter().map(|estimate| estimate.what).collect::<Vec<_>>(), ["code", "heap"]);
+        (verdict.measure.unwrap(), verdict.measure_note.unwrap_or_default())
+    };
+    let toggle = "pagelift bench --toggle 7 --lift text,rodata".to_owned();
+    assert_eq!(measure(Known::Other, false), ("pagelift bench --heap=auto -- CMD".to_owned(), String::new()));
+    let heap = "of its code only; of its heap: `pagelift bench --heap=auto --load LOAD --server CMD`";
+    assert_eq!(measure(Known::Other, true), (toggle.clone(), heap.to_owned()));
+    let own = "of its code only; of its heap: `pagelift bench --load LOAD --server 'CMD --skip-large-pages' --against 'CMD \
+               --large-pages'`";
+    assert_eq!(measure(Known::Mysql, false), (toggle, own.to_owned()));
+    // It cannot be known whether a program ends.
+    let mut facts = healthy();
+    program_of(&mut facts).running = None;
+    let verdict = examine(&facts).verdict;
+    assert_eq!(verdict.measure.as_deref(), Some("pagelift bench -- /usr/sbin/server '--name=a b'"));
+    assert!(
+        verdict.measure_note.unwrap().starts_with("if it ends by itself; of a server: `pagelift bench --toggle PID")
+    );
 }
 
 /// A server is not measured by the time of its runs, which do not end.
