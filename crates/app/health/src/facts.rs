@@ -268,6 +268,8 @@ pub struct ProgramFacts {
     pub allocator: Option<(Family, String)>,
     /// Its allocator and the action of `run --heap=auto` on it, as one line.
     pub heap_choice: Option<String>,
+    /// `run --heap=auto` serves its heap.
+    pub serves_heap: bool,
     /// Code in its objects of at least a huge page, in bytes, and in how many objects.
     pub code: (u64, usize),
     /// Bytes of read-only memory that a lift would put on huge pages, by source.

@@ -12,7 +12,7 @@ use crate::standing::State;
 use address_space::format_bytes;
 use foreign_text::quoted;
 use lift_plan::Source;
-use measure::{Measure, of_code, of_lift, of_own_setting, of_worker};
+use measure::{Measure, of_code, of_heap, of_lift, of_own_setting, of_worker};
 use serde::Serialize;
 use translation::working_set::{Part, PartVerdict, ReachVerdict as InUse};
 
@@ -260,6 +260,7 @@ fn nothing_to_lift(facts: &Facts, program: &ProgramFacts) -> Verdict {
             let summary = format!("{name} loads its code (libjvm.so) when it runs, and --via preload lifts it then");
             verdict(summary, Some(format!("pagelift run --via preload -- {}", words(program))), None)
         }
+        (None, _) if program.serves_heap => of_heap_alone(facts, program),
         (None, _) if program.code.1 > 0 => {
             let summary = format!(
                 "{name} by itself fills no huge page that could be lifted; a dry run loads its libraries and shows theirs"
@@ -273,6 +274,27 @@ fn nothing_to_lift(facts: &Facts, program: &ProgramFacts) -> Verdict {
             );
             verdict(summary, Some(later), None)
         }
+    }
+}
+
+/// The advice to a program without code to lift, whose heap a start can put on huge pages.
+fn of_heap_alone(facts: &Facts, program: &ProgramFacts) -> Verdict {
+    let (name, words) = (&program.name, words(program));
+    let heap = match program.known {
+        Known::Redis => "--heap=auto puts its data on huge pages, but each fork to save then copies more memory",
+        _ => "--heap=auto puts its heap on huge pages, if it fills a large one",
+    };
+    let libraries = match program.code.1 {
+        0 => "",
+        _ => "; a dry run (`run --dry-run`) loads its libraries and shows theirs",
+    };
+    let Measure { command: measure, note: measure_note } = of_heap(facts, program);
+    Verdict {
+        summary: format!("the code of {name} by itself fills no huge page that could be lifted; {heap}{libraries}"),
+        run: Some(format!("pagelift run --heap=auto -- {words}")),
+        measure,
+        measure_note,
+        estimates: Vec::new(),
     }
 }
 

@@ -137,6 +137,7 @@ fn program() -> ProgramFacts {
         fixed_base: false,
         allocator: Some((Family::Glibc { minor: Some(36) }, "glibc 2.36".into())),
         heap_choice: Some("glibc 2.36: it asks for huge pages".into()),
+        serves_heap: true,
         code: (20 * MIB, 1),
         lifts: vec![(Source::Hugetlb, 20 * MIB)],
         pool_pages: 10,

@@ -5,7 +5,7 @@ use super::own_settings::{Observed, Release, of_java, own_pages, release_in};
 use super::process::{field, field_bytes};
 use crate::facts::{DataFileFacts, Known, ProgramFacts, RunningFacts};
 use address_space::{ElfImage, ElfKind, MappingName, MappingUsage, PageSize};
-use heap_choice::{Environment, Program};
+use heap_choice::{Environment, HeapChoice, Program};
 use lift_plan::{CacheShortfall, Kind, Kinds, Plan, Policy, Reason, Shortfall, Source};
 use linux::pages::{base_page, transparent_huge_page};
 use machine_facts::{Files, System};
@@ -153,6 +153,7 @@ fn empty(name: String, path: String, command: Vec<String>) -> ProgramFacts {
         fixed_base: false,
         allocator: None,
         heap_choice: None,
+        serves_heap: false,
         code: (0, 0),
         lifts: Vec::new(),
         pool_pages: 0,
@@ -219,6 +220,8 @@ fn take_heap(facts: &mut ProgramFacts, plan: Option<&HeapPlan>) {
     let name = text.split(" (").next().unwrap_or(&text).to_owned();
     facts.allocator = Some((plan.allocator.family.clone(), name));
     facts.heap_choice = Some(plan.line());
+    let HeapChoice { variables, preload, collapse, .. } = &plan.choice;
+    facts.serves_heap = !variables.is_empty() || preload.is_some() || *collapse;
 }
 
 /// The parts that are never written and would be lifted, and the main reason for the rest.

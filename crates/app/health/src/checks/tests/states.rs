@@ -177,6 +177,26 @@ fn the_measurement_fits_the_claim() {
     );
 }
 
+/// A program without code to lift gets the commands for its heap.
+#[test]
+fn a_heap_without_liftable_code_gets_a_command() {
+    let verdict = |known: Known, serves_heap: bool| {
+        let mut facts = healthy();
+        let program = program_of(&mut facts);
+        (program.running, program.lifts, program.planned) = (None, Vec::new(), 0);
+        (program.code, program.known, program.serves_heap) = ((0, 0), known, serves_heap);
+        examine(&facts).verdict
+    };
+    let words = "/usr/sbin/server '--name=a b'";
+    let any = verdict(Known::Other, true);
+    assert_eq!(any.run, Some(format!("pagelift run --heap=auto -- {words}")));
+    assert_eq!(any.measure, Some(format!("pagelift bench --heap=auto -- {words}")));
+    let redis = verdict(Known::Redis, true);
+    assert!(redis.summary.contains("each fork to save"), "{redis:?}");
+    assert_eq!(redis.measure.as_deref(), Some("pagelift bench --heap=auto --load LOAD --server CMD"));
+    assert_eq!(verdict(Known::Other, false).run.as_deref(), Some("pagelift doctor PID, once it runs"));
+}
+
 /// A server is not measured by the time of its runs, which do not end.
 #[test]
 fn servers_are_measured_under_load() {
