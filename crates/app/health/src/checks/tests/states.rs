@@ -87,6 +87,19 @@ fn a_lift_that_gains_little_is_measured_at_most() {
     assert!(verdict.summary.ends_with("Leave it as it is: little gain is likely") && verdict.measure.is_some());
 }
 
+/// Code slightly above the reach of the TLB gains no more than code slightly below it: only a part is in use.
+#[test]
+fn code_near_the_reach_gains_little() {
+    let likely = |bytes: u64| {
+        let mut facts = facts_of(0, 0, 4 * MIB);
+        running_of(&mut facts).code = (bytes, 0);
+        examine(&facts).verdict.estimates.remove(0).likely
+    };
+    assert!(likely(8 * MIB).starts_with("no gain"));
+    assert_eq!([likely(9 * MIB), likely(16 * MIB)], ["0 to 2 %"; 2]);
+    assert!(likely(17 * MIB).starts_with("0 to 10 %"));
+}
+
 /// The verdict about each kind of memory begins with the numbers of `status`; a heap is measured by starts.
 #[test]
 fn advice_to_lift_any_memory_begins_with_the_numbers() {
