@@ -140,6 +140,7 @@ fn program() -> ProgramFacts {
         serves_heap: true,
         code: (20 * MIB, 1),
         lifts: vec![(Source::Hugetlb, 20 * MIB)],
+        pages: None,
         pool_pages: 10,
         small_folios: Vec::new(),
         refused: None,
@@ -577,25 +578,4 @@ fn what_was_seen_in_use_outweighs_what_is_resident() {
     assert!(based_on.contains("beside 1536 pages that the TLB was measured to hold"), "{based_on}");
     // Without a known TLB the resident bytes are compared with the entries in CPUID, if it has them.
     assert!(of_code(InUse::Unknown, Some((512, 2048))).1.contains("2.0 MiB (from CPUID)"));
-}
-
-#[test]
-fn where_nothing_can_be_lifted_no_gain_is_promised() {
-    let without = |change: &dyn Fn(&mut ProgramFacts)| {
-        let mut facts = healthy();
-        (program_of(&mut facts).lifts, program_of(&mut facts).planned) = (Vec::new(), 0);
-        running_of(&mut facts).all.1 = 0;
-        change(program_of(&mut facts));
-        let verdict = examine(&facts).verdict;
-        assert_eq!((&verdict.estimates, &verdict.measure), (&Vec::new(), &None));
-        (verdict.summary, verdict.run.unwrap_or_default())
-    };
-    assert!(without(&|_| {}).0.starts_with("leave server as it is"));
-    let script = |program: &mut ProgramFacts| (program.running, program.interpreter) = (None, Some("env".to_owned()));
-    assert!(without(&script).0.contains("a script that env runs"));
-    let java = |program: &mut ProgramFacts| {
-        (program.running, program.known) = (None, Known::Java);
-        program.environment = vec!["JAVA_TOOL_OPTIONS=-XX:+UseLargePages".to_owned()];
-    };
-    assert_eq!(without(&java).1, "pagelift run --via preload -- /usr/sbin/server '--name=a b'");
 }

@@ -253,3 +253,24 @@ fn shared_memory_is_recommended_only_if_it_is_the_largest_part_and_can_be_lifted
         assert_ne!(run.trim_start_matches("sudo "), expected);
     }
 }
+
+#[test]
+fn where_nothing_can_be_lifted_no_gain_is_promised() {
+    let without = |change: &dyn Fn(&mut ProgramFacts)| {
+        let mut facts = healthy();
+        (program_of(&mut facts).lifts, program_of(&mut facts).planned) = (Vec::new(), 0);
+        running_of(&mut facts).all.1 = 0;
+        change(program_of(&mut facts));
+        let verdict = examine(&facts).verdict;
+        assert_eq!((&verdict.estimates, &verdict.measure), (&Vec::new(), &None));
+        (verdict.summary, verdict.run.unwrap_or_default())
+    };
+    assert!(without(&|_| {}).0.starts_with("leave server as it is"));
+    let script = |program: &mut ProgramFacts| (program.running, program.interpreter) = (None, Some("env".to_owned()));
+    assert!(without(&script).0.contains("a script that env runs"));
+    let java = |program: &mut ProgramFacts| {
+        (program.running, program.known) = (None, Known::Java);
+        program.environment = vec!["JAVA_TOOL_OPTIONS=-XX:+UseLargePages".to_owned()];
+    };
+    assert_eq!(without(&java).1, "pagelift run --via preload -- /usr/sbin/server '--name=a b'");
+}
