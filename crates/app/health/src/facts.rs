@@ -4,7 +4,7 @@ use crate::own_pages::OwnPages;
 use crate::standing::Standing;
 use address_space::PageSize;
 use heap_choice::Family;
-use lift_plan::{CacheShortfall, Source};
+use lift_plan::{CacheShortfall, Pages, Source};
 pub use machine_facts::{HugetlbCgroup, NodePool};
 use session::shared::InPlaceAmounts;
 use session::{FarPages, Postponed};
@@ -274,6 +274,8 @@ pub struct ProgramFacts {
     pub code: (u64, usize),
     /// Bytes of read-only memory that a lift would put on huge pages, by source.
     pub lifts: Vec<(Source, u64)>,
+    /// The value of `--pages` by which a lift leaves the pool to the program, if the usual lift would take pages of the pool.
+    pub pages: Option<Pages>,
     /// Pool pages that all of its read-only memory would need.
     pub pool_pages: u64,
     /// Files that are not in huge folios, each with the reason.

@@ -4,6 +4,7 @@
 //! measurements that [`Estimate::based_on`] names, and is never more than a reason to measure.
 
 mod measure;
+mod own_pages;
 
 use crate::checks::{by_glibc, by_java, lift_target, lifts_in_place};
 use crate::facts::{Facts, Feature, Known, ProgramFacts, RunningFacts};
@@ -13,6 +14,8 @@ use address_space::format_bytes;
 use foreign_text::quoted;
 use lift_plan::Source;
 use measure::{Measure, of_code, of_heap, of_lift, of_own_setting, of_worker};
+use options::Choice;
+use own_pages::{is_explicit, of_own_pages};
 use serde::Serialize;
 use translation::working_set::{Part, PartVerdict, ReachVerdict as InUse};
 
@@ -81,9 +84,17 @@ impl Verdict {
             return advice;
         }
         let heap = findings.iter().any(|finding| finding.check == HEAP_CHECK);
+        let by_own_pages = || of_own_pages(facts, program, findings, before);
+        if let Some(advice) = is_explicit(program).then(by_own_pages).flatten() {
+            return advice;
+        }
         let in_place = findings.iter().any(|finding| finding.check == SHARED_CHECK);
         if let Some(running) = program.running.as_ref().filter(|running| in_place && running.shared_is_worth_a_lift()) {
             return of_shared(facts, program, running, before);
+        }
+        // Shared memory that the kernel can lift in place needs no restart.
+        if let Some(advice) = by_own_pages() {
+            return advice;
         }
         let files = findings.iter().any(|finding| finding.check == DATA_FILES_CHECK);
         if let Some(running) = program.running.as_ref().filter(|running| files && running.data_files_are_worth_a_lift())
@@ -298,6 +309,11 @@ fn of_heap_alone(facts: &Facts, program: &ProgramFacts) -> Verdict {
     }
 }
 
+/// The option by which a lift leaves the pool to the program, if it needs one.
+fn option_of_pages(program: &ProgramFacts) -> String {
+    program.pages.map_or_else(String::new, |pages| format!(" --pages {}", pages.word()))
+}
+
 fn words(program: &ProgramFacts) -> String {
     program.typed()
 }
@@ -313,7 +329,8 @@ fn run_command(facts: &Facts, program: &ProgramFacts, heap: bool) -> String {
         (true, 0) => " --lift anon".to_owned(),
         (true, _) => " --lift text,rodata,data,bss,heap,anon".to_owned(),
     };
-    format!("{sudo}pagelift attach {}{heap}", running.pid)
+    let pages = option_of_pages(program);
+    format!("{sudo}pagelift attach {}{pages}{heap}", running.pid)
 }
 
 /// The accesses that a TLB translates.

@@ -4,9 +4,10 @@ use super::listening::listens;
 use super::own_settings::{Observed, Release, of_java, own_pages, release_in};
 use super::process::{field, field_bytes};
 use crate::facts::{DataFileFacts, Known, ProgramFacts, RunningFacts};
+use crate::own_pages::Request;
 use address_space::{ElfImage, ElfKind, MappingName, MappingUsage, PageSize};
 use heap_choice::{Environment, HeapChoice, Program};
-use lift_plan::{CacheShortfall, Kind, Kinds, Plan, Policy, Reason, Shortfall, Source};
+use lift_plan::{CacheShortfall, Kind, Kinds, Pages, Plan, Policy, RangeLift, Reason, Shortfall, Source};
 use linux::pages::{base_page, transparent_huge_page};
 use machine_facts::{Files, System};
 use process_view::coverage::MemoryKind;
@@ -15,7 +16,7 @@ use process_view::{
     printable,
 };
 use session::heap::HeapPlan;
-use session::inspect::{FileLift, KnownFile, Pools, inspect_file, inspect_process};
+use session::inspect::{FileLift, Inspection, KnownFile, Pools, inspect_file, inspect_process};
 use session::shared::InPlaceAmounts;
 use session::start::{Payment, worker_of};
 use session::status::far_pages_of;
@@ -74,8 +75,10 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
     facts.own_pages = own_pages(facts.known, &words, &RootOf::of(&process, pid), observed);
     take_java(&mut facts);
     let inspection = inspect_process(pid, &Policy::default(), Pools::AsTheyAre)?;
-    take_plan(&mut facts, &inspection.plan, huge);
+    // The numbers are the ones of `inspect`.
     facts.planned = inspection.adds();
+    let inspection = leave_pool(&mut facts, pid, inspection)?;
+    take_plan(&mut facts, &inspection.plan, huge);
     if facts.lifts.is_empty() {
         facts.pool_pages = pool_pages(&inspect_process(pid, &Policy::default(), Pools::Plentiful)?.plan, huge);
     }
@@ -93,6 +96,25 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
         take_folios(&mut facts, &object.path, file.map(|(file, _)| file));
     }
     Ok((facts, Some(memory.usages.len() as u64)))
+}
+
+/// The plan of a lift without the pool, if the program requests pages of the pool by itself: these are for its buffers.
+fn leave_pool(facts: &mut ProgramFacts, pid: i32, usual: Inspection) -> Result<Inspection, SessionError> {
+    let requests = facts.own_pages.as_ref().is_some_and(|own| own.request != Request::Off);
+    // A copy takes pages of the pool as soon as it has some.
+    let is_copy = |lift: &RangeLift| matches!(lift.attempts[0].source, Source::Hugetlb | Source::Thp);
+    if !requests || !usual.plan.lifts.iter().any(is_copy) {
+        return Ok(usual);
+    }
+    let of = |pages| inspect_process(pid, &Policy { pages, ..Policy::default() }, Pools::AsTheyAre);
+    // Its processes share files and images.
+    let shared = of(Pages::FileThenImage)?;
+    let (pages, inspection) = match shared.adds() >= usual.adds() / 2 {
+        true => (Pages::FileThenImage, shared),
+        false => (Pages::Thp, of(Pages::Thp)?),
+    };
+    facts.pages = Some(pages);
+    Ok(inspection)
 }
 
 /// The program of a command that does not run.
@@ -156,6 +178,7 @@ fn empty(name: String, path: String, command: Vec<String>) -> ProgramFacts {
         serves_heap: false,
         code: (0, 0),
         lifts: Vec::new(),
+        pages: None,
         pool_pages: 0,
         small_folios: Vec::new(),
         refused: None,

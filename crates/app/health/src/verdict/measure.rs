@@ -79,7 +79,8 @@ pub(super) fn of_code(facts: &Facts, program: &ProgramFacts) -> Measure {
     match &program.running {
         Some(running) => {
             let sudo = if running.foreign && !facts.is_root { "sudo " } else { "" };
-            Measure::of(format!("{sudo}pagelift bench --toggle {} --lift text,rodata", running.pid))
+            let pages = super::option_of_pages(program);
+            Measure::of(format!("{sudo}pagelift bench --toggle {} --lift text,rodata{pages}", running.pid))
         }
         // A server does not end by itself.
         None if program.known == Known::Redis => Measure::of(format!(

@@ -178,3 +178,55 @@ fn one_screen_has_one_sum() {
     assert_eq!(sums, ["pagelift pool reserve 2M:330"], "one command for buffers and code");
     assert!(!fixes.iter().any(|command| command.contains("nr_hugepages")), "{fixes:?}");
 }
+
+/// The pages are for the server's buffers: a lift that took them would leave fewer for the start.
+#[test]
+fn a_server_that_fell_back_is_restarted_with_its_pages() {
+    let mut facts = healthy();
+    server(large_pages(Request::IfPossible))(&mut facts);
+    program_of(&mut facts).lifts = vec![(Source::Thp, 20 * MIB)];
+    program_of(&mut facts).pages = Some(lift_plan::Pages::Thp);
+    facts.is_root = false;
+    let verdict = examine(&facts).verdict;
+    assert_eq!(verdict.run.as_deref(), Some("sudo pagelift pool reserve 2M:320"));
+    let steps = "its buffers (640.0 MiB) can be on pool pages from its start (large_pages=ON): reserve them, then restart \
+                 it; until then `sudo pagelift attach 7 --pages thp` lifts 20.0 MiB of code";
+    assert!(verdict.summary.contains(steps), "{}", verdict.summary);
+    let measure = "pagelift bench --load LOAD --server 'CMD --skip-large-pages' --against 'CMD --large-pages'";
+    assert_eq!(verdict.measure.as_deref(), Some(measure));
+    facts.pools[0].available = 320;
+    let verdict = examine(&facts).verdict;
+    assert!(verdict.run.is_none() && verdict.summary.contains("the pool has them: restart it"), "{verdict:?}");
+}
+
+/// The verdict about a server is the same before its start and after it.
+#[test]
+fn buffers_count_before_the_start_and_after_it() {
+    let mut facts = healthy();
+    let program = program_of(&mut facts);
+    (program.known, program.lifts) = (Known::Postgres, vec![(Source::File, 4 * MIB)]);
+    program.own_pages = Some(OwnPages {
+        request: Request::IfPossible,
+        setting: "huge_pages = try".into(),
+        source: USUAL.into(),
+        buffers: vec![Buffer::one("shared memory", 552 * MIB)],
+        ..OwnPages::default()
+    });
+    (running_of(&mut facts).code, running_of(&mut facts).anonymous) = ((8 * MIB, 0), (10 * MIB, 0));
+    let running = examine(&facts).verdict;
+    assert_eq!(running.run.as_deref(), Some("pagelift pool reserve 2M:276"));
+    let program = program_of(&mut facts);
+    (program.running, program.code) = (None, (8 * MIB, 1));
+    let own = program.own_pages.as_mut().unwrap();
+    (own.buffers, own.command, own.least) = (Vec::new(), Some("postgres -C x".into()), 512 * MIB);
+    let started = examine(&facts).verdict;
+    assert_eq!(started.run.as_deref(), Some("pagelift pool reserve 2M:$(postgres -C x)"));
+    assert!(started.summary.contains("its shared memory (at least 512.0 MiB)"), "{}", started.summary);
+    for verdict in [&running, &started] {
+        let of = verdict.estimates.iter().map(|estimate| estimate.what).collect::<Vec<_>>();
+        assert_eq!(of, ["shared memory", "code"]);
+        assert!(!verdict.summary.contains("Leave it"), "{verdict:?}");
+    }
+    facts.pools[0].available = 300;
+    assert!(examine(&facts).verdict.summary.ends_with("Leave it as it is: little gain is likely"));
+}
