@@ -38,7 +38,7 @@ impl InPlaceAmounts {
         let Some(huge) = transparent_huge_page() else { return Self::default() };
         let of_private = |kind| {
             let usages = private::mappings_in(memory, kind, huge).filter(|usage| private::refusal(usage).is_none());
-            if collapses(kind) { small(usages, huge, |usage| usage.resident) } else { 0 }
+            if collapses(kind) { small(usages, huge, |usage| (usage.resident, usage.huge())) } else { 0 }
         };
         let (shared, unaligned_shared) = shared(memory, huge);
         Self { shared, anonymous: of_private(InPlace::Anonymous), jit: of_private(InPlace::Jit), unaligned_shared }
@@ -55,16 +55,18 @@ fn collapses(kind: InPlace) -> bool {
     machine(kind).is_ok_and(|(machine, _)| machine.refused.is_none())
 }
 
-/// Bytes on base pages in the whole huge pages of some mappings; 0 if they are few.
+/// Bytes on base pages in the whole huge pages of some mappings; 0 if they are few. `amounts` returns the resident and the huge
+/// bytes of a mapping.
 fn small<'a>(
     usages: impl Iterator<Item = &'a MappingUsage>,
     huge: PageSize,
-    mut resident: impl FnMut(&MappingUsage) -> u64,
+    mut amounts: impl FnMut(&MappingUsage) -> (u64, u64),
 ) -> u64 {
     let (mut small, mut all) = (0, 0);
     for usage in usages {
-        let resident = resident(usage).min(usage.mapping.range.whole_pages(huge).len());
-        small += resident.saturating_sub(usage.huge());
+        let (resident, on_huge) = amounts(usage);
+        let resident = resident.min(usage.mapping.range.whole_pages(huge).len());
+        small += resident.saturating_sub(on_huge);
         all += resident;
     }
     if small >= huge.bytes().max(all / LEAST_PART) { small } else { 0 }
@@ -78,13 +80,16 @@ fn shared(memory: &ProcessMemory, huge: PageSize) -> (u64, u64) {
         usage.mapping.range.start().0.wrapping_sub(usage.mapping.offset).is_multiple_of(huge.bytes())
     };
     let (aligned, unaligned): (Vec<_>, Vec<_>) = chosen.map(|(_, usage)| usage).partition(agrees);
-    let mut left = MOST_SEGMENTS;
-    let resident = |usage: &MappingUsage| {
+    let (mut left, parent) = (MOST_SEGMENTS, std::cell::OnceCell::new());
+    let amounts = |usage: &MappingUsage| {
         let counted = (left > 0).then(|| in_segment(memory.pid, usage, huge)).flatten();
         left = left.saturating_sub(1);
-        counted.unwrap_or(0).max(usage.resident)
+        match counted.filter(|counted| *counted > usage.resident) {
+            Some(counted) => (counted, usage.huge().max(huge_in(parent.get_or_init(|| parent_of(memory.pid)), usage))),
+            None => (usage.resident, usage.huge()),
+        }
     };
-    let liftable = if collapses(InPlace::Shared) { small(aligned.into_iter(), huge, resident) } else { 0 };
+    let liftable = if collapses(InPlace::Shared) { small(aligned.into_iter(), huge, amounts) } else { 0 };
     (liftable, unaligned.iter().map(|usage| usage.mapping.range.len()).sum())
 }
 
@@ -98,6 +103,21 @@ fn in_segment(pid: i32, usage: &MappingUsage, huge: PageSize) -> Option<u64> {
     let start = usage.mapping.offset.checked_add(whole.start().0.checked_sub(range.start().0)?)?;
     let pages = cached_pages(&file, start..start.checked_add(whole.len())?).ok()?;
     Some(pages.cached.saturating_mul(base_page().bytes()))
+}
+
+/// The mappings of a process's parent. A lift maps huge pages in the first process of a family; other processes map them only
+/// when they use them again.
+fn parent_of(pid: i32) -> Vec<MappingUsage> {
+    let status = ProcessFiles::of(pid).text("status").unwrap_or_default();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse::<i32>().ok());
+    parent.filter(|parent| *parent > 0).and_then(|parent| ProcessFiles::of(parent).smaps().ok()).unwrap_or_default()
+}
+
+/// Bytes of the same part of a segment that these mappings have on huge pages.
+fn huge_in(usages: &[MappingUsage], of: &MappingUsage) -> u64 {
+    let part = |usage: &MappingUsage| (usage.mapping.device, usage.mapping.inode, usage.mapping.offset);
+    let same = usages.iter().filter(|usage| usage.mapping.shared && part(usage) == part(of));
+    same.map(MappingUsage::huge).max().unwrap_or(0)
 }
 
 fn is_shared(kind: MemoryKind, usage: &MappingUsage, huge: PageSize, settings: &Settings) -> bool {
@@ -128,5 +148,8 @@ mod tests {
         let usage = memory.usages.iter().find(|usage| usage.mapping.path().is_some_and(|path| *path == *file.path()));
         let usage = usage.unwrap();
         assert_eq!((usage.resident, in_segment(memory.pid, usage, huge)), (0, Some(BYTES)));
+        // The pages that a lift has mapped in the parent are huge.
+        let in_parent = MappingUsage { shmem_huge: BYTES, ..usage.clone() };
+        assert_eq!((huge_in(&[in_parent], usage), huge_in(&[], usage)), (BYTES, 0));
     }
 }
