@@ -67,8 +67,12 @@ pub struct Remedy {
     pub value: Option<String>,
     /// The process has set the variable to something else, which the settings are to be added to.
     pub beside_others: bool,
-    /// Settings that the process has another value for.
+    /// Settings that the process has set by itself.
     pub stays: Vec<String>,
+    /// Those that have another value: while they stay, the cure has little or no effect.
+    pub against: Vec<String>,
+    /// All settings of the cure.
+    pub whole: String,
     /// Its effect on the behaviour: an end or a reduction.
     pub effect: Effect,
     /// The versions that it applies to.
@@ -311,6 +315,8 @@ impl Subject {
                 value,
                 beside_others: self.environment.get(variable).is_some(),
                 stays: applied.stays,
+                against: applied.against,
+                whole: cure.value(),
                 effect: cure.effect,
                 versions: cure.versions.clone(),
                 costs: cure.costs.clone(),

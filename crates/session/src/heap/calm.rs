@@ -73,9 +73,16 @@ impl CalmStart {
                 variables.push((variable.to_owned(), value));
             }
             // Ignores variables that --heap has set.
-            let stays = cure.applied(variable, user).stays;
-            if !stays.is_empty() {
-                self.notes.push(format!("{variable}: {} is set in the environment and is kept", stays.join(", ")));
+            let by_user = cure.applied(variable, user);
+            let stays = by_user.stays.join(", ");
+            if !by_user.against.is_empty() {
+                self.notes.push(format!(
+                    "{variable}: {stays} is set in the environment and is kept, so that the shootdowns go on; fix: \
+                     {variable}={} in its place",
+                    cure.value()
+                ));
+            } else if !stays.is_empty() {
+                self.notes.push(format!("{variable}: {stays} is set in the environment and is kept"));
             }
         }
         if let Some(advice) = self.is_short.then(|| cures().advice_for(allocator)).flatten() {

@@ -361,15 +361,17 @@ fn remedy(cure: &Remedy) -> String {
         shootdowns::diagnosis::Effect::Reduces => "reduces it",
     };
     let mut text = match &cure.value {
+        // The added part alone would have little or no effect.
+        _ if !cure.against.is_empty() => {
+            let (own, all) = (cure.against.join(", "), &cure.whole);
+            format!("    cure: {}={all} in place of its present {own}, which prevents it\n", cure.variable)
+        }
         Some(value) if cure.beside_others => {
             format!("    cure: {}={value}, before its present value\n", cure.variable)
         }
         Some(value) => format!("    cure: {}={value}\n", cure.variable),
         None => format!("    {} is set so already\n", cure.variable),
     };
-    if !cure.stays.is_empty() {
-        let _ = writeln!(text, "    set otherwise by you, and kept: {}", cure.stays.join(", "));
-    }
     let _ =
         writeln!(text, "      {effect} ({}); it costs: {}\n      source: {}", cure.versions, cure.costs, cure.source);
     text

@@ -131,6 +131,8 @@ pub struct Applied {
     pub added: Vec<String>,
     /// Settings that the user has set and that stay.
     pub stays: Vec<String>,
+    /// Those of `stays` that have another value than the cure's, which has little or no effect then.
+    pub against: Vec<String>,
 }
 
 static CURES: LazyLock<Cures> =
@@ -223,30 +225,40 @@ impl Cure {
 
     /// Merges the cure with `list` as the variable's value, and omits settings that the environment already has: so no
     /// text of the environment is in the value.
-    pub fn applied_to(&self, variable: &str, environment: &Environment, list: Option<&str>) -> Applied {
+    pub fn applied_to<'a>(&self, variable: &str, environment: &'a Environment, list: Option<&str>) -> Applied {
         let before = environment.get(variable);
         let (Some(between), Some(equals)) = (self.between, self.equals) else {
             let names = vec![variable.to_owned()];
             return match before {
-                Some(_) => Applied { value: None, added: Vec::new(), stays: names },
-                None => Applied { value: Some(self.value()), added: names, stays: Vec::new() },
+                Some(found) => {
+                    let against = if found.trim() == self.value() { Vec::new() } else { names.clone() };
+                    Applied { value: None, added: Vec::new(), stays: names, against }
+                }
+                None => Applied { value: Some(self.value()), added: names, stays: Vec::new(), against: Vec::new() },
             };
         };
-        let is_in = |list: Option<&str>, name: &str| {
-            let mut keys = list.unwrap_or_default().split(between).filter_map(|setting| setting.split(equals).next());
-            keys.any(|key| key.trim() == name)
+        let value_in = |list: Option<&'a str>, name: &str| {
+            let settings = list.unwrap_or_default().split(between);
+            // Of several, the last counts.
+            settings
+                .map(|setting| setting.split_once(equals).unwrap_or((setting, "")))
+                .rfind(|(key, _)| key.trim() == name)
         };
         let by_the_user = |name: &str| {
-            is_in(before, name)
-                || self.same.iter().any(|(other, of)| of == name && environment.get(other).is_some())
-                || self.also_in.iter().any(|other| is_in(environment.get(other), name))
+            let same = || self.same.iter().find_map(|(other, of)| environment.get(other).filter(|_| of == name));
+            let elsewhere = || self.also_in.iter().find_map(|other| value_in(environment.get(other), name));
+            let set = value_in(before, name).map(|(_, value)| value).or_else(same);
+            set.or_else(|| elsewhere().map(|(_, value)| value)).map(str::trim)
         };
-        let (stays, ours): (Vec<_>, Vec<_>) = self.settings.iter().partition(|(name, _)| by_the_user(name));
+        let (stays, ours): (Vec<_>, Vec<_>) = self.settings.iter().partition(|(name, _)| by_the_user(name).is_some());
+        let against = stays.iter().filter(|(name, value)| by_the_user(name) != Some(value.as_str()));
+        let against = against.map(|(name, _)| name.clone()).collect();
         let ours: Vec<(&str, &str)> = ours.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         Applied {
             value: merged(list, between, equals, &ours),
             added: ours.iter().map(|(name, value)| self.setting(name, value)).collect(),
             stays: stays.iter().map(|(name, _)| name.clone()).collect(),
+            against,
         }
     }
 }

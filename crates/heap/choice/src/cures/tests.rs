@@ -79,7 +79,11 @@ fn what_the_user_has_set_stays() {
     let environment = Environment::default().with("MALLOC_CONF", "narenas:2,dirty_decay_ms:0");
     let merged = cure.applied("MALLOC_CONF", &environment);
     assert_eq!(merged.value.as_deref(), Some("muzzy_decay_ms:-1,narenas:2,dirty_decay_ms:0"));
-    assert_eq!((merged.added, merged.stays), (vec!["muzzy_decay_ms:-1".to_owned()], vec!["dirty_decay_ms".to_owned()]));
+    let set = vec!["dirty_decay_ms".to_owned()];
+    assert_eq!((merged.added, merged.stays, merged.against), (vec!["muzzy_decay_ms:-1".to_owned()], set.clone(), set));
+    let environment = Environment::default().with("MALLOC_CONF", "dirty_decay_ms:0,dirty_decay_ms: -1");
+    let equal = cure.applied("MALLOC_CONF", &environment);
+    assert_eq!((equal.stays.len(), equal.against.len()), (1, 0));
 }
 
 #[test]
@@ -101,7 +105,8 @@ fn a_variable_of_one_value_is_not_merged() {
     let cure = cures().of(&mimalloc, &Flags::default())[0];
     assert_eq!(cure.applied("MIMALLOC_PURGE_DELAY", &Environment::default()).value.as_deref(), Some("-1"));
     let set = Environment::default().with("MIMALLOC_PURGE_DELAY", "0");
-    assert_eq!(cure.applied("MIMALLOC_PURGE_DELAY", &set).value, None);
+    let applied = cure.applied("MIMALLOC_PURGE_DELAY", &set);
+    assert_eq!((applied.value, applied.against), (None, vec!["MIMALLOC_PURGE_DELAY".to_owned()]));
 }
 
 #[test]

@@ -114,6 +114,7 @@ fn the_cure_has_none_of_what_the_process_has_set() {
     let set = jemalloc(Environment::default().with("MALLOC_CONF", "dirty_decay_ms:9;touch x"));
     let finding = set.finding(Behaviour::Allocator(Returning::Purging), 0.9);
     assert_eq!(finding.cures[0].value.as_deref(), Some("muzzy_decay_ms:-1"));
+    assert_eq!(finding.cures[0].against, ["dirty_decay_ms"]);
     let alone = jemalloc(Environment::default()).finding(Behaviour::Allocator(Returning::Purging), 0.9);
     assert!(!alone.cures[0].beside_others);
 }

@@ -136,6 +136,8 @@ fn finding(variable: &str) -> Finding {
         value: Some("1".to_owned()),
         beside_others: false,
         stays: Vec::new(),
+        against: Vec::new(),
+        whole: "1".to_owned(),
         effect: shootdowns::diagnosis::Effect::Ends,
         versions: "all".to_owned(),
         costs: "memory".to_owned(),
@@ -159,6 +161,10 @@ fn a_line_says_whether_something_is_to_be_done() {
     let line = "  9,057/s, 31.0 % of one CPU in the calls and interrupts, 45,000 page faults/s: worth a cure\n";
     assert!(printed.contains(line) && printed.contains("    cure: KEEP=1\n"), "{printed}");
     assert_eq!(printed.matches(NEXT).count(), 1, "{printed}");
+    let mut otherwise = storm.clone();
+    otherwise.findings[0].cures[0].against = vec!["KEEP".to_owned()];
+    let printed = self::text(&summary, &[otherwise], None);
+    assert!(printed.contains("    cure: KEEP=1 in place of its present KEEP, which prevents it\n"), "{printed}");
     let mut is_set = storm.clone();
     is_set.findings[0].cures[0].value = None;
     assert!(!text(&summary, &[is_set], None).contains("Next"));
