@@ -1,5 +1,6 @@
 //! The decision after an experiment, in words, and the next command.
 
+use crate::latency::longer_waits;
 use crate::words::{hidden, interval};
 use measure::decision::{ArmFacts, ArmVerdict, Decision, Doubt, decide};
 use measure::record::{Design, Record};
@@ -49,11 +50,23 @@ fn seconds(record: &Record) -> f64 {
     last.max(walls.sum()).clamp(0.0, 1e9)
 }
 
-/// The decision of a record in words.
+/// The decision of a record in words. Longer waits of requests are named if throughput does not already speak against the arm.
 pub fn advice(record: &Record) -> Advice {
-    let Some((answer, Decision { arm, verdict })) = decision(record) else {
+    let Some((answer, decision)) = decision(record) else {
         return cannot_tell("Cannot tell", "the record has no arm".to_owned(), None);
     };
+    let advice = of_throughput(record, &answer, decision);
+    let is_open = matches!(
+        decision.verdict,
+        ArmVerdict::Keep | ArmVerdict::GainsTooLittle | ArmVerdict::CannotTell(Doubt::TooShort(_))
+    );
+    match longer_waits(record, decision.arm).filter(|_| is_open) {
+        Some(waits) => Advice { reason: format!("{}; {waits}", advice.reason), ..advice },
+        None => advice,
+    }
+}
+
+fn of_throughput(record: &Record, answer: &Answer, Decision { arm, verdict }: Decision) -> Advice {
     let name = record.header.arms.get(arm).map_or("the arm", String::as_str);
     let measured = interval(&answer.arms[arm]);
     let advice = |headline: &str, class, reason, next| Advice { headline: headline.to_owned(), reason, next, class };
@@ -64,7 +77,7 @@ pub fn advice(record: &Record) -> Advice {
             let reason = format!("{name} gains less than 1 %, if anything: {measured}");
             advice("Leave it", "equal", reason, other_memory(record))
         }
-        ArmVerdict::CannotTell(doubt) => doubtful(record, &answer, arm, doubt),
+        ArmVerdict::CannotTell(doubt) => doubtful(record, answer, arm, doubt),
     }
 }
 

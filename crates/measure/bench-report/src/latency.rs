@@ -1,27 +1,50 @@
 //! The latencies in an answer, in words.
 
 use crate::words::percent;
-use measure::latency::Latency;
-use measure::record::{ArmLatency, Record};
-use measure::statistics::Estimate;
+use measure::record::{ArmLatency, Design, Latencies, Record};
+use measure::statistics::{Estimate, GENERATIONS_FOR_T};
 
-/// The waiting times of requests, plain and in each arm, a line for each; none if they were not measured.
+/// The waiting times of requests in each arm and in the plain windows of its blocks, a line for each; none if they were not
+/// measured.
 pub fn latency(record: &Record) -> Vec<String> {
     let Some(all) = record.latencies() else { return Vec::new() };
-    let mut lines = vec![format!("latency, plain: {}", times(&all.plain))];
+    let mut lines = Vec::new();
     for (name, arm) in record.header.arms.iter().zip(&all.arms) {
-        let Some(ArmLatency { latency, p99 }) = arm else { continue };
+        let Some(ArmLatency { latency, plain, p99 }) = arm else { continue };
         let against = match (p99, &all.control) {
             (Some(p99), Some(control)) => format!("{} (plain against itself {})", interval(p99), interval(control)),
             _ => "too few blocks for an interval".to_owned(),
         };
-        lines.push(format!("latency, {name}: {}: {against}", times(latency)));
+        let [half, most] = [(latency.median, plain.median), (latency.p99, plain.p99)]
+            .map(|(arm, plain)| format!("{} (plain {})", time(arm), time(plain)));
+        lines.push(format!("latency, {name}: half within {half}, 99 % within {most}: {against}"));
     }
     lines
 }
 
-fn times(latency: &Latency) -> String {
-    format!("half within {}, 99 % within {}", time(latency.median), time(latency.p99))
+/// The addition to a decision about an arm whose requests wait longer; `None` if the interval does not show that.
+pub(crate) fn longer_waits(record: &Record, arm: usize) -> Option<String> {
+    let Latencies { arms, control } = record.latencies()?;
+    let ArmLatency { latency, plain, p99 } = (*arms.get(arm)?)?;
+    let (p99, control) = (p99?, control?);
+    let starts = p99.generations.min(control.generations);
+    if p99.low <= 1.0 || (record.header.design == Design::Servers && starts < GENERATIONS_FOR_T) {
+        return None;
+    }
+    let waits = format!(
+        "99 of 100 requests are answered within {} instead of {}, {}",
+        time(latency.p99),
+        time(plain.p99),
+        interval(&p99)
+    );
+    // The rules for throughput: see `measure::toggle`.
+    let resolution = control.low.ln().abs().max(control.high.ln().abs());
+    let is_disturbed = control.low > 1.0 || control.high < 1.0;
+    Some(if is_disturbed || p99.centre.ln() <= resolution {
+        format!("{waits}; that is not certain, since plain differs from itself by {}", interval(&control))
+    } else {
+        format!("latency is worse: {waits}")
+    })
 }
 
 fn interval(ratio: &Estimate) -> String {

@@ -123,6 +123,27 @@ pub fn estimate(blocks: &[BlockValue], seed: u64) -> Option<Estimate> {
     })
 }
 
+/// The weight of each block in the centre of [`estimate`], in the order of the blocks: the weighted sum of their values is the
+/// centre. Values that are not finite, and those that the trimmed mean cuts off, have the weight 0. Below [`FEWEST_BLOCKS`]
+/// finite values all of these have the same weight.
+pub fn weights(blocks: &[BlockValue]) -> Vec<f64> {
+    let finite: Vec<usize> = (0..blocks.len()).filter(|&at| blocks[at].value.is_finite()).collect();
+    let mut weights = vec![0.0; blocks.len()];
+    if finite.len() < FEWEST_BLOCKS {
+        finite.iter().for_each(|&at| weights[at] = 1.0 / finite.len() as f64);
+        return weights;
+    }
+    let groups: Vec<&[usize]> = finite.chunk_by(|&a, &b| blocks[a].generation == blocks[b].generation).collect();
+    let groups = if groups.len() >= GENERATIONS_FOR_T { groups } else { vec![&finite[..]] };
+    for group in &groups {
+        let mut order = group.to_vec();
+        order.sort_by(|&a, &b| blocks[a].value.total_cmp(&blocks[b].value));
+        let kept = kept(&order);
+        kept.iter().for_each(|&at| weights[at] = 1.0 / (kept.len() * groups.len()) as f64);
+    }
+    weights
+}
+
 /// The median of `values` in any order; `None` for none.
 pub fn median(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| quantile(&sorted(values), 0.5))
@@ -144,9 +165,14 @@ pub fn sorted(values: &[f64]) -> Vec<f64> {
 
 /// Mean of the rest of `sorted` values, which must not be empty, without a fifth at each end.
 fn trimmed_mean(sorted: &[f64]) -> f64 {
-    let cut = (sorted.len() as f64 * TRIMMED_SHARE).floor() as usize;
-    let kept = &sorted[cut..sorted.len() - cut];
+    let kept = kept(sorted);
     kept.iter().sum::<f64>() / kept.len() as f64
+}
+
+/// `sorted` elements without a fifth at each end.
+fn kept<T>(sorted: &[T]) -> &[T] {
+    let cut = (sorted.len() as f64 * TRIMMED_SHARE).floor() as usize;
+    &sorted[cut..sorted.len() - cut]
 }
 
 /// Half of Tukey and McLaughlin's interval at 95 % of the trimmed mean of `sorted` values, at least two of which must be kept.
@@ -251,6 +277,23 @@ mod tests {
             prop_assert!(e.median_low <= e.median && e.median <= e.median_high, "{e:?}");
             let sorted = sorted(&values);
             prop_assert!(sorted[0] - 1e-9 <= e.centre && e.centre <= sorted[values.len() - 1] + 1e-9);
+        }
+
+        #[test]
+        fn the_weighted_sum_of_the_values_is_the_centre(
+            values in prop::collection::vec(-1.0f64..1.0, FEWEST_BLOCKS..80), generations in 1usize..8, broken in 0usize..100,
+        ) {
+            let mut blocks = blocks(&values, generations);
+            if let Some(block) = blocks.get_mut(broken) {
+                block.value = f64::NAN;
+            }
+            let weights = weights(&blocks);
+            prop_assert!((weights.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{weights:?}");
+            let counted = blocks.iter().zip(&weights).filter(|(_, weight)| **weight > 0.0);
+            let sum: f64 = counted.map(|(block, weight)| block.value * weight).sum();
+            if let Some(e) = estimate(&blocks, 1) {
+                prop_assert!((sum - e.centre).abs() < 1e-9, "{sum} is not {}", e.centre);
+            }
         }
 
         #[test]

@@ -157,3 +157,38 @@ fn little_work_in_a_window_calls_for_longer_windows() {
     assert!(advice.reason.contains("the program used 4 % of a CPU, 16 ms in each window"), "{advice:?}");
     assert!(advice.next.as_ref().is_some_and(|next| next.ends_with(" --window 2500")), "{advice:?}");
 }
+
+/// A record in which 99 % of the requests of the arm wait `factor` as long, and the windows of a control block differ by
+/// up to `noise`.
+fn with_waits(mut record: Record, factor: f64, noise: f64) -> Record {
+    let mut above = false;
+    for event in &mut record.events {
+        let Event::Block(block) = event else { continue };
+        let is_arm = block.measured.block.treatment == Treatment::Arm(0);
+        above = above != !is_arm;
+        let spread = if above { 1.0 + noise } else { 1.0 / (1.0 + noise) };
+        let p99 = |treated| if treated { if is_arm { 4e-4 * factor } else { 4e-4 * spread } } else { 4e-4 };
+        let window = |treated| Latency { requests: 100, median: 1e-4, p99: p99(treated) };
+        block.latency = Some(block.measured.block.treated().map(window));
+    }
+    record
+}
+
+#[test]
+fn a_decision_names_longer_waits() {
+    let reason = |record: Record| decision::advice(&record).reason;
+    let pays = || record(&["thp"], 60, Design::Toggle);
+    let waits = "99 of 100 requests are answered within 600 µs instead of 400 µs, +50.0 % [+50.0, +50.0]";
+    let worse = reason(with_waits(pays(), 1.5, 0.1));
+    assert!(worse.starts_with("thp gains +") && worse.ends_with(&format!("; latency is worse: {waits}")), "{worse}");
+    let unsure = reason(with_waits(pays(), 1.5, 3.0));
+    assert!(unsure.contains(&format!("; {waits}; that is not certain, since plain differs from itself")), "{unsure}");
+    for silent in [with_waits(pays(), 0.9, 0.1), with_waits(pays(), 1.0, 0.1), pays()] {
+        assert!(!reason(silent).contains("answered within"), "no longer waits");
+    }
+    // Throughput speaks against the arm already; and servers that were started once show nothing about another start.
+    let costs = changed(with_waits(pays(), 1.5, 0.1), Treatment::Arm(0), 0.8);
+    assert!(!reason(costs).contains("answered within"));
+    let once = with_waits(record(&["thp"], 60, Design::Servers), 1.5, 0.1);
+    assert!(!reason(once).contains("answered within"));
+}

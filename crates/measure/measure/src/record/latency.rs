@@ -1,25 +1,25 @@
 //! The latencies in a record.
 
-use crate::latency::{BlockLatency, Latency, p99_ratio};
+use crate::latency::{BlockLatency, Compared, Latency, compare};
 use crate::record::{Record, TimedBlock};
-use crate::statistics::{Estimate, median};
+use crate::statistics::Estimate;
 use crate::toggle::Treatment;
 use serde::Serialize;
 
-/// Latencies of one state, and the comparison with plain.
+/// Latencies of an arm, and those of plain in the arm's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ArmLatency {
-    /// Requests of all windows, and medians over the windows.
+    /// Requests of the arm's windows, and their times.
     pub latency: Latency,
-    /// 99th percentiles, treated over plain: below 1 is better. Absent below six blocks, and of plain.
+    /// Requests of the plain windows of the same blocks, and their times.
+    pub plain: Latency,
+    /// 99th percentiles, treated over plain: below 1 is better. Absent below six blocks.
     pub p99: Option<Estimate>,
 }
 
-/// Latencies of all states.
+/// Latencies of all arms.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Latencies {
-    /// Windows in which nothing was in force.
-    pub plain: Latency,
     /// The arms by number; absent without a window.
     pub arms: Vec<Option<ArmLatency>>,
     /// 99th percentiles of plain against itself.
@@ -34,29 +34,13 @@ impl Record {
             timed.latency.map(|windows| BlockLatency { block, start, windows })
         };
         let blocks: Vec<BlockLatency> = self.timed_blocks().filter_map(block).collect();
-        let plain = over_windows(&blocks, None)?;
-        let seed = self.header.seed;
+        let of = |treatment| compare(&blocks, treatment, self.header.seed);
         let arm = |arm| {
-            let latency = over_windows(&blocks, Some(arm))?;
-            Some(ArmLatency { latency, p99: p99_ratio(&blocks, Treatment::Arm(arm), seed) })
+            let Compared { plain, treated, p99 } = of(Treatment::Arm(arm))?;
+            Some(ArmLatency { latency: treated, plain, p99 })
         };
-        let arms = (0..self.header.arms.len()).map(arm).collect();
-        Some(Latencies { plain, arms, control: p99_ratio(&blocks, Treatment::Control, seed) })
+        let arms: Vec<_> = (0..self.header.arms.len()).map(arm).collect();
+        let is_measured = arms.iter().any(Option::is_some);
+        is_measured.then(|| Latencies { arms, control: of(Treatment::Control).and_then(|control| control.p99) })
     }
-}
-
-/// All windows in which an arm was in force, or none.
-fn over_windows(blocks: &[BlockLatency], arm: Option<usize>) -> Option<Latency> {
-    let of_block = |block: &BlockLatency| {
-        let in_force = |treated: bool| block.block.treatment.arm().filter(|_| treated);
-        let windows = block.windows.into_iter().zip(block.block.treated());
-        windows.filter(|(_, treated)| in_force(*treated) == arm).map(|(window, _)| window).collect::<Vec<_>>()
-    };
-    let windows: Vec<Latency> = blocks.iter().flat_map(of_block).collect();
-    let over = |of: fn(&Latency) -> f64| median(&windows.iter().map(of).collect::<Vec<_>>());
-    Some(Latency {
-        requests: windows.iter().map(|window| window.requests).sum(),
-        median: over(|window| window.median)?,
-        p99: over(|window| window.p99)?,
-    })
 }
