@@ -3,7 +3,7 @@
 use crate::latency::longer_waits;
 use crate::words::{hidden, interval};
 use measure::decision::{ArmFacts, ArmVerdict, Decision, Doubt, decide};
-use measure::record::{Design, Record};
+use measure::record::{Design, Ended, Record};
 use measure::statistics::GENERATIONS_FOR_T;
 use measure::toggle::{Answer, Finding, Per};
 
@@ -124,6 +124,9 @@ fn doubtful(record: &Record, answer: &Answer, arm: usize, doubt: Doubt) -> Advic
 
 fn too_short(record: &Record, answer: &Answer, arm: usize, seconds: Option<f64>) -> Advice {
     let hidden = hidden(answer, arm).map(|share| format!("a difference of {share} may be hidden"));
+    if answer.arms[arm].blocks == 0 && matches!(record.ended(), Some(Ended::Failed(_))) {
+        return cannot_tell("Cannot tell", "no block was measured".to_owned(), None);
+    }
     let idle = idle(record);
     let reason = |end: String| {
         let parts = [hidden.clone().unwrap_or_else(|| "too few blocks".to_owned()), end];

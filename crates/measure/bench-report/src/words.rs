@@ -67,7 +67,10 @@ pub fn finding(answer: &Answer, arm: usize) -> String {
 
 /// The conclusion about an arm, or that it has lifted no memory.
 pub fn said(record: &Record, answer: &Answer, arm: usize) -> String {
-    let found = finding(answer, arm);
+    let found = match record.ended() {
+        Some(Ended::Failed(_)) if answer.arms[arm].blocks == 0 => "no block was measured".to_owned(),
+        _ => finding(answer, arm),
+    };
     match record.lifted_nothing(arm) {
         None => found,
         Some(why) if answer.arms[arm].blocks == 0 => format!("nothing was lifted: {why}"),

@@ -17,6 +17,7 @@ use crate::walks::WalkTally;
 use descendants::{StartedProcess, with_descendants};
 use linux::bounded::LIFT_REPORT;
 use measure::record::{Counters, Ended, Event, Header, Lift, Observation, Record, TimedBlock};
+use measure::statistics::FEWEST_BLOCKS;
 use measure::toggle::{Block, Blocks, Measured, WINDOWS, Window};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -33,6 +34,8 @@ use translation::walk_counters::Target;
 const LOOK: Duration = Duration::from_millis(50);
 /// A shorter run is made twice if the run before was of another kind.
 const SHORT: Duration = Duration::from_millis(100);
+/// The time for which an experiment can outlast its limit, so that a block or a run ends: a quarter of the limit, or this.
+const OVERTIME: Duration = Duration::from_secs(10);
 /// Runs of one kind that are observed until one observation succeeds.
 const LOOKS: usize = 3;
 /// The time that the processes of a run have to end after the request.
@@ -53,6 +56,7 @@ pub struct Observed<'a> {
 
 /// Runs blocks of whole runs until an end is reached. A run that fails ends the experiment: the measurements are kept.
 /// The first run of each kind that lasts long enough is observed. If all ranges of its lift failed, it is made again.
+/// A run that takes longer than the whole experiment is ended and counts as failed: the command may be a server.
 ///
 /// # Errors
 /// [`ExperimentError`] if the record cannot be written.
@@ -66,11 +70,21 @@ pub fn run(
 ) -> Result<Record, ExperimentError> {
     // A cold run is always made twice: the first one reads the files.
     let short = if observed.cold_plain { Duration::MAX } else { SHORT };
-    run_with(short, command, observed, header, limits, file, tell)
+    let pace = Pace { short, overtime: OVERTIME.max(limits.time / 4) };
+    run_with(pace, command, observed, header, limits, file, tell)
+}
+
+/// Bounds that depend on the times of runs.
+#[derive(Clone, Copy)]
+struct Pace {
+    /// A shorter run is made twice if the run before was of another kind.
+    short: Duration,
+    /// The time for which the experiment can outlast its limit.
+    overtime: Duration,
 }
 
 fn run_with(
-    short: Duration,
+    pace: Pace,
     command: &mut MakeCommand<'_>,
     observed: Observed<'_>,
     header: Header,
@@ -83,8 +97,10 @@ fn run_with(
     let reports = tempfile::tempdir().map_err(ExperimentError::Record)?;
     let report = reports.path().join("report");
     let tally = WalkTally::of(&recorder.record().header);
+    let longest = limits.time.saturating_add(pace.overtime);
     let mut runs = Runs {
         command,
+        longest,
         observed,
         files: Vec::new(),
         conduct: Conduct::start(limits),
@@ -92,7 +108,7 @@ fn run_with(
         report,
         looks: Vec::new(),
         tally,
-        short,
+        pace,
         last: None,
         failure: None,
     };
@@ -116,8 +132,9 @@ struct Runs<'c, 'f, 'l> {
     /// The kind of each run that was observed; [`LOOKS`] times after a success.
     looks: Vec<Option<usize>>,
     tally: WalkTally,
-    /// The time below which a run is short.
-    short: Duration,
+    pace: Pace,
+    /// The limit for a run, and for the start of another one in an unfinished block.
+    longest: Duration,
     /// The kind of the last run, and its time in seconds.
     last: Option<(Option<usize>, f64)>,
     /// Why the first try of a lift since the last block failed, if a later one did not.
@@ -148,6 +165,9 @@ impl Runs<'_, '_, '_> {
         let mut counters = [None; WINDOWS];
         for ((window, counters), treated) in windows.iter_mut().zip(&mut counters).zip(block.treated()) {
             let arm = block.treatment.arm().filter(|_| treated);
+            if let Some(ended) = self.is_over() {
+                return Ok(Err(ended));
+            }
             if let Err(ended) = self.warm_up(arm) {
                 return Ok(Err(ended));
             }
@@ -171,10 +191,29 @@ impl Runs<'_, '_, '_> {
         }))
     }
 
+    /// The end of an experiment in the middle of a block: its time and more are over, since its runs are long.
+    fn is_over(&self) -> Option<Ended> {
+        let (_, seconds) = self.last.filter(|_| self.conduct.elapsed() >= self.longest)?;
+        if self.recorder.record().timed_blocks().next().is_some() {
+            return Some(Ended::TimeIsUp);
+        }
+        let kinds = self.recorder.record().header.arms.len() + 1;
+        let minutes = (seconds * (WINDOWS * FEWEST_BLOCKS * kinds) as f64 / 60.0).ceil();
+        Some(Ended::Failed(format!(
+            "the time was over before the first block of {WINDOWS} runs, and a run takes {seconds:.0} s; needed: {FEWEST_BLOCKS} \
+             blocks of each kind; fix: --for {minutes}m, or less work in a run"
+        )))
+    }
+
+    /// Makes a run.
+    fn one_run(&mut self, arm: Option<usize>, report: Option<&Path>, looker: Option<Looker<'_>>) -> Result<Run, Ended> {
+        one_run((self.command)(arm, report), &self.conduct, self.longest, looker)
+    }
+
     /// Finds the files that the program maps by a plain run.
     fn find_files(&mut self) -> Result<(), Ended> {
         let looker = Looker { keeps_files: true, ..Looker::new(self.observed.only) };
-        self.files = one_run((self.command)(None, None), &self.conduct, Some(looker))?.files;
+        self.files = self.one_run(None, None, Some(looker))?.files;
         match self.files[..] {
             [] => Err(Ended::Failed(
                 "--cold-plain: the program ended before its files were seen; fix: a command that takes longer, or leave it out"
@@ -190,9 +229,9 @@ impl Runs<'_, '_, '_> {
             if arm.is_none() {
                 self.files.iter().for_each(|file| drop_from_cache(file));
             }
-            one_run((self.command)(arm, None), &self.conduct, None)?;
-        } else if self.last.is_some_and(|(kind, time)| kind != arm && time < self.short.as_secs_f64()) {
-            one_run((self.command)(arm, None), &self.conduct, None)?;
+            self.one_run(arm, None, None)?;
+        } else if self.last.is_some_and(|(kind, time)| kind != arm && time < self.pace.short.as_secs_f64()) {
+            self.one_run(arm, None, None)?;
         }
         Ok(())
     }
@@ -232,10 +271,10 @@ impl Runs<'_, '_, '_> {
 
     /// A run. An observed one writes a report if it is lifted.
     fn run_of(&mut self, arm: Option<usize>, is_observed: bool) -> Result<(Run, Option<Lift>), Ended> {
-        let report = arm.map(|_| self.report.as_path()).filter(|_| is_observed);
+        let report = arm.map(|_| self.report.clone()).filter(|_| is_observed);
         let looker = is_observed.then(|| Looker::new(self.observed.only));
-        let run = one_run((self.command)(arm, report), &self.conduct, looker)?;
-        Ok((run, report.and_then(lift_in)))
+        let run = self.one_run(arm, report.as_deref(), looker)?;
+        Ok((run, report.as_deref().and_then(lift_in)))
     }
 
     /// Records the observation of a run. On a busy machine it may end before the observation: then the next run of its
@@ -353,7 +392,12 @@ struct Run {
     files: Vec<PathBuf>,
 }
 
-fn one_run(mut command: Command, conduct: &Conduct<'_>, mut looker: Option<Looker<'_>>) -> Result<Run, Ended> {
+fn one_run(
+    mut command: Command,
+    conduct: &Conduct<'_>,
+    longest: Duration,
+    mut looker: Option<Looker<'_>>,
+) -> Result<Run, Ended> {
     let words = format!("{command:?}");
     let before = counters_of_children()?;
     let started = Instant::now();
@@ -361,7 +405,13 @@ fn one_run(mut command: Command, conduct: &Conduct<'_>, mut looker: Option<Looke
         Ok(child) => child,
         Err(error) => return Err(Ended::Failed(format!("{words} cannot be executed: {error}"))),
     };
-    let end = wait(&mut child, conduct, looker.as_mut())?;
+    let is_over = || {
+        if conduct.is_interrupted() {
+            return Some(Ended::Interrupted);
+        }
+        (started.elapsed() >= longest).then(|| Ended::Failed(endless(&words, longest)))
+    };
+    let end = wait(&mut child, &is_over, looker.as_mut())?;
     if !end.is_success {
         if !conduct.wait(INTERRUPTION) {
             return Err(Ended::Interrupted);
@@ -375,6 +425,15 @@ fn one_run(mut command: Command, conduct: &Conduct<'_>, mut looker: Option<Looke
     Ok(Run { window, counters, seen, files })
 }
 
+/// The reason to end a run that takes longer than the whole experiment.
+fn endless(words: &str, longest: Duration) -> String {
+    format!(
+        "{words} did not end by itself within {:.0} s; needed: a command that ends; fix: of a server, pagelift bench --toggle \
+         PID, --toggle -- CMD, or --server CMD; of a command that takes longer, a longer --for",
+        longest.as_secs_f64()
+    )
+}
+
 /// The result of a run, and the time of its end.
 struct End {
     is_success: bool,
@@ -382,8 +441,12 @@ struct End {
     at: Instant,
 }
 
-/// Waits in a thread, so that the end is seen at once and an interruption, too.
-fn wait(child: &mut Child, conduct: &Conduct<'_>, mut looker: Option<&mut Looker<'_>>) -> Result<End, Ended> {
+/// Waits in a thread, so that the end is seen at once. The run is ended if it is over: that returns the reason.
+fn wait(
+    child: &mut Child,
+    is_over: &dyn Fn() -> Option<Ended>,
+    mut looker: Option<&mut Looker<'_>>,
+) -> Result<End, Ended> {
     let number = child.id() as i32;
     // The thread below reaps it, so that its number can become another process's.
     let root = StartedProcess::of(number);
@@ -400,12 +463,12 @@ fn wait(child: &mut Child, conduct: &Conduct<'_>, mut looker: Option<&mut Looker
                 }
                 Ok((Err(error), _)) => return Err(Ended::Failed(error.to_string())),
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Err(Ended::Interrupted),
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) if conduct.is_interrupted() => {
-                    descendants::end(&with_descendants(root.as_slice()), TO_END);
-                    let _ = receiver.recv();
-                    return Err(Ended::Interrupted);
-                }
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    if let Some(ended) = is_over() {
+                        descendants::end(&with_descendants(root.as_slice()), TO_END);
+                        let _ = receiver.recv();
+                        return Err(ended);
+                    }
                     if let Some(looker) = &mut looker {
                         looker.look(number);
                     }
@@ -422,163 +485,4 @@ fn counters_of_children() -> Result<Counters, Ended> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use measure::record::Design;
-    use measure::toggle::Per;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    /// Report of a lift that found no huge page.
-    const FAILED: &str = r#"{"program":"p","unlifted":null,"considered_bytes":8,"covered_bytes":0,
-        "advised_bytes":0,"made_resident_bytes":0,"refusals":[],"edges":[],"ranges":[{"object":"p","kinds":["text"],
-        "range":{"start":"0x0","end":"0x8"},"source":null,"page_size":8,"covered":[],"advised":0,"uncovered":[],
-        "failed":[{"source":"collapse","reason":"no free huge page"}]}]}"#;
-    /// Report of a lift of all memory.
-    const LIFTED: &str = r#"{"program":"p","unlifted":null,"considered_bytes":8,"covered_bytes":8,
-        "advised_bytes":0,"made_resident_bytes":8,"refusals":[],"edges":[],"ranges":[]}"#;
-    const REASON: &str = "collapse: no free huge page";
-
-    fn run_of(shell: &str, time: Duration) -> Record {
-        run_blocks(shell, time, usize::MAX)
-    }
-
-    fn run_blocks(shell: &str, time: Duration, blocks: usize) -> Record {
-        let arms = vec!["arm".to_owned()];
-        let header = Header::new(Design::Runs, shell.to_owned(), arms, "runs".to_owned(), Per::Second, 1);
-        let interrupted = AtomicBool::new(false);
-        let limits = Limits { time, resolution: None, interrupted: &interrupted };
-        let mut command = |_: Option<usize>, _: Option<&Path>| {
-            let mut command = Command::new("sh");
-            command.args(["-c", shell]);
-            command
-        };
-        let mut tell = |progress: &Progress<'_>| interrupted.store(progress.blocks >= blocks, Ordering::Relaxed);
-        run(&mut command, Observed::default(), header, limits, None, &mut tell).unwrap()
-    }
-
-    #[test]
-    fn runs_are_counted_and_timed() {
-        let record = run_of("exit 0", Duration::from_millis(300));
-        assert_eq!(record.ended(), Some(&Ended::TimeIsUp));
-        let blocks = record.blocks();
-        assert!(!blocks.is_empty());
-        assert!(blocks.iter().flat_map(|block| block.windows).all(|window| window.work == 1.0 && window.wall > 0.0));
-    }
-
-    /// The kinds of all runs, in order, if runs below this time are short; and the number of blocks.
-    fn kinds_of_runs(short: Duration) -> (Vec<Option<usize>>, usize) {
-        let header =
-            Header::new(Design::Runs, "true".to_owned(), vec!["arm".to_owned()], "runs".to_owned(), Per::Second, 1);
-        let interrupted = AtomicBool::new(false);
-        let limits = Limits { time: Duration::from_millis(400), resolution: None, interrupted: &interrupted };
-        let mut kinds = Vec::new();
-        let mut command = |arm: Option<usize>, _: Option<&Path>| {
-            kinds.push(arm);
-            Command::new("true")
-        };
-        let record = run_with(short, &mut command, Observed::default(), header, limits, None, &mut |_| ()).unwrap();
-        (kinds, record.blocks().len())
-    }
-
-    #[test]
-    fn short_runs_of_another_kind_are_made_twice() {
-        let (kinds, blocks) = kinds_of_runs(Duration::MAX);
-        let changes = kinds.windows(2).filter(|pair| pair[0] != pair[1]).count();
-        assert!(changes >= blocks - 1 && kinds.len() == blocks * WINDOWS + changes, "{blocks} blocks: {kinds:?}");
-        // No run is the only one of its kind between two others.
-        let alone = kinds.windows(3).filter(|three| three[0] != three[1] && three[1] != three[2]).count();
-        assert_eq!(alone, 0, "{kinds:?}");
-    }
-
-    #[test]
-    fn long_runs_are_made_once() {
-        let (kinds, blocks) = kinds_of_runs(Duration::ZERO);
-        assert_eq!(kinds.len(), blocks * WINDOWS);
-    }
-
-    #[test]
-    fn a_run_of_each_kind_is_looked_at() {
-        let record = run_blocks("sleep 0.1", Duration::from_secs(100), 8);
-        let seen: Vec<&Observation> = record.observations().collect();
-        let mut arms: Vec<Option<usize>> = seen.iter().map(|seen| seen.arm).collect();
-        arms.sort_unstable();
-        assert_eq!(arms, [None, Some(0)]);
-        let resident = |seen: &&Observation| seen.memory.as_ref().is_some_and(|memory| memory.resident > 0);
-        assert!(seen.iter().all(resident), "{seen:?}");
-        assert!(seen.iter().all(|seen| seen.process == "sh" || seen.process == "sleep"));
-        assert!(record.timed_blocks().all(|block| block.counters.is_some_and(|of| of[0].minor_faults > 0)));
-    }
-
-    /// A record of runs of which the first `failures` lifted ones find no pages; and the number of lifted runs with a report.
-    fn run_with_failures(failures: usize) -> (Record, usize) {
-        let arms = vec!["arm".to_owned()];
-        let header = Header::new(Design::Runs, "true".to_owned(), arms, "runs".to_owned(), Per::Second, 1);
-        let interrupted = AtomicBool::new(false);
-        let limits = Limits { time: Duration::from_secs(100), resolution: None, interrupted: &interrupted };
-        let mut lifts = 0;
-        let mut command = |_: Option<usize>, report: Option<&Path>| {
-            if let Some(report) = report {
-                lifts += 1;
-                std::fs::write(report, if lifts <= failures { FAILED } else { LIFTED }).unwrap();
-            }
-            Command::new("true")
-        };
-        let mut tell = |progress: &Progress<'_>| interrupted.store(progress.blocks >= 8, Ordering::Relaxed);
-        let record = run(&mut command, Observed::default(), header, limits, None, &mut tell).unwrap();
-        (record, lifts)
-    }
-
-    #[test]
-    fn a_run_whose_lift_finds_no_pages_is_made_again() {
-        let (record, lifts) = run_with_failures(2);
-        // One more lifted run has a report if it is seen, up to all looks if it ends before.
-        assert!(record.lifted_nothing(0).is_none() && (3..=2 + LOOKS).contains(&lifts), "{lifts}: {record:?}");
-        let retried: Vec<_> = record.timed_blocks().filter_map(|block| block.retried.as_deref()).collect();
-        assert_eq!(retried, [REASON]);
-    }
-
-    #[test]
-    fn a_lift_that_never_finds_pages_is_no_retry() {
-        let (record, _) = run_with_failures(usize::MAX);
-        assert_eq!(record.lifted_nothing(0).as_deref(), Some(REASON));
-        assert!(record.timed_blocks().all(|block| block.retried.is_none()));
-    }
-
-    #[test]
-    fn an_interruption_ends_the_descendants_of_a_run() {
-        let header =
-            Header::new(Design::Runs, "sh".to_owned(), vec!["arm".to_owned()], "runs".to_owned(), Per::Second, 1);
-        let interrupted = AtomicBool::new(false);
-        let limits = Limits { time: Duration::from_secs(100), resolution: None, interrupted: &interrupted };
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("pid");
-        let mut command = |_: Option<usize>, _: Option<&Path>| {
-            let mut command = Command::new("sh");
-            command.args(["-c", "sh -c 'echo $$ > $0; exec sleep 1000' $0; true"]).arg(&file);
-            command
-        };
-        let (record, sleep) = std::thread::scope(|scope| {
-            let sleep = scope.spawn(|| {
-                let until = Instant::now() + Duration::from_secs(60);
-                let mut text = String::new();
-                while !text.ends_with('\n') && Instant::now() < until {
-                    std::thread::sleep(LOOK);
-                    text = std::fs::read_to_string(&file).unwrap_or_default();
-                }
-                let sleep = text.trim().parse().ok().and_then(StartedProcess::of);
-                interrupted.store(true, Ordering::Relaxed);
-                sleep
-            });
-            let record = run(&mut command, Observed::default(), header, limits, None, &mut |_| ()).unwrap();
-            (record, sleep.join().unwrap().expect("the run has not started its child within 60 s"))
-        });
-        assert_eq!(record.ended(), Some(&Ended::Interrupted));
-        assert!(!sleep.runs());
-    }
-
-    #[test]
-    fn a_run_that_fails_ends_it() {
-        let record = run_of("exit 3", Duration::from_secs(100));
-        assert!(matches!(record.ended(), Some(Ended::Failed(why)) if why.contains("exit status: 3")));
-    }
-}
+mod tests;

@@ -192,3 +192,13 @@ fn a_decision_names_longer_waits() {
     let once = with_waits(record(&["thp"], 60, Design::Servers), 1.5, 0.1);
     assert!(!reason(once).contains("answered within"));
 }
+
+/// The reason of the end has the fix.
+#[test]
+fn a_failure_before_the_first_block_suggests_no_longer_time() {
+    let mut record = record(&["thp"], 0, Design::Runs);
+    *record.events.last_mut().unwrap() = Event::End(Ended::Failed("\"server\" did not end by itself".to_owned()));
+    let advice = decision::advice(&record);
+    assert_eq!((advice.headline.as_str(), advice.next), ("Cannot tell", None));
+    assert_eq!(words::said(&record, &record.answer(), 0), "no block was measured");
+}
