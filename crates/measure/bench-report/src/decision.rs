@@ -231,9 +231,7 @@ fn keep(record: &Record, arm: usize) -> Option<String> {
         ["--pages=auto", "--writable-pages=thp", "--edges=exact", "--lift=text,rodata,data,bss,heap", "--cold-plain"];
     let words = options.iter().filter(|word| !USUAL.contains(&word.as_str())).map(String::as_str);
     let (verb, end) = match record.header.design {
-        Design::Toggle if !has_own_server(record) => {
-            ("attach", toggled(record).map_or_else(|| "PID".to_owned(), |pid| pid.to_string()))
-        }
+        Design::Toggle if !has_own_server(record) => ("attach", toggled(record)),
         _ => ("run", "-- CMD".to_owned()),
     };
     let quoted: Vec<String> = words.map(foreign_text::quoted_text).collect();
@@ -241,10 +239,17 @@ fn keep(record: &Record, arm: usize) -> Option<String> {
     Some(words.collect::<Vec<_>>().join(" "))
 }
 
-/// The number of the running process that was switched.
-fn toggled(record: &Record) -> Option<u32> {
-    let mut words = record.header.command.iter().skip_while(|word| *word != "--toggle");
-    words.nth(1)?.parse().ok()
+/// The running process that was switched, as the command line names it; `PID` if its record names none, or one that is more than
+/// a word.
+fn toggled(record: &Record) -> String {
+    let words = &record.header.command;
+    let joined = words.iter().find_map(|word| word.strip_prefix("--toggle="));
+    let apart = || words.iter().skip_while(|word| *word != "--toggle").nth(1).map(String::as_str);
+    let is_plain = |word: &&str| {
+        let is_of_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        !word.is_empty() && !word.starts_with('-') && word.len() <= 64 && word.chars().all(is_of_name)
+    };
+    joined.or_else(apart).filter(is_plain).unwrap_or("PID").to_owned()
 }
 
 /// True if servers were started for the experiment. They have ended.
@@ -262,8 +267,7 @@ fn other_memory(record: &Record) -> Option<String> {
         if has_own_server(record) {
             return "pagelift doctor -- CMD (whether its other memory can gain)".to_owned();
         }
-        let pid = toggled(record).map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
-        format!("pagelift stat -p {pid} (whether its other memory can gain)")
+        format!("pagelift stat -p {} (whether its other memory can gain)", toggled(record))
     })
 }
 

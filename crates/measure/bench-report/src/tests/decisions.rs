@@ -38,6 +38,15 @@ fn a_server_that_was_started_for_a_toggle_is_started_lifted() {
     let next = |record: &Record| decision::advice(record).next.unwrap();
     pays.header.command = ["bench", "--toggle", "1234"].map(str::to_owned).to_vec();
     assert_eq!(next(&pays), "pagelift attach --pages=thp 1234");
+    for (words, named) in [
+        (["bench", "--toggle", "mariadbd"], "mariadbd"),
+        (["bench", "--toggle=mariadbd", "--lift=text"], "mariadbd"),
+        (["bench", "--toggle", "a;reboot"], "PID"),
+        (["bench", "--toggle", "--steady"], "PID"),
+    ] {
+        pays.header.command = words.map(str::to_owned).to_vec();
+        assert_eq!(next(&pays), format!("pagelift attach --pages=thp {named}"));
+    }
     pays.header.command = ["bench", "--toggle", "--", "mariadbd"].map(str::to_owned).to_vec();
     assert_eq!(next(&pays), "pagelift run --pages=thp -- CMD");
 }
