@@ -135,8 +135,9 @@ fn lifts(section: &Section) -> String {
     let mut text = String::new();
     for arm in &section.arms {
         let Some(lift) = &arm.lift else { continue };
-        let of = format!("{} of {}", format_bytes(lift.covered), format_bytes(lift.considered));
-        let _ = writeln!(text, "\n{}: {} on huge pages. Not lifted:\n", code(&arm.name), plain(&of));
+        let note = lift.note_on_heap().map_or_else(String::new, |note| format!(" {note}."));
+        let covered = lift.covered().join(" ");
+        let _ = writeln!(text, "\n{}: {}.{note} Not lifted:\n", code(&arm.name), plain(&covered));
         if lift.reasons.is_empty() {
             text += "none of the memory chosen by the options.\n";
             continue;

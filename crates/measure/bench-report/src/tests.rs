@@ -539,3 +539,18 @@ fn what_a_program_works_during_a_switch_is_not_its_cost() {
     assert_eq!(cpu_cost(cost(&record).cpu), "at most 4.0 ms of its CPU time, its work counted");
     assert_eq!(cost(&record).paid_back, None);
 }
+
+/// The report of a lift has no heap, whose huge pages are in the observed memory.
+#[test]
+fn a_lift_beside_a_heap_is_not_all_that_is_on_huge_pages() {
+    let mut heap = record(&["lifted"], 40, Design::Runs);
+    let shown = |record: &Record| [markdown(&[source("a", record.clone())]), html(&[source("a", record.clone())])];
+    assert!(shown(&heap).iter().all(|page| !page.contains("besides the heap")));
+    heap.header.options = vec![vec!["--heap=auto".to_owned()]];
+    for page in shown(&heap) {
+        assert!(
+            page.contains("of 7.0 MiB besides the heap on huge pages") && page.contains("no part of the lift"),
+            "{page}"
+        );
+    }
+}

@@ -102,6 +102,8 @@ pub(crate) struct State {
 /// The effect of a lift.
 pub(crate) struct LiftView {
     pub unlifted: Option<String>,
+    /// The heap is on huge pages by `--heap`, which is no part of the lift.
+    pub has_heap: bool,
     pub considered: u64,
     pub covered: u64,
     pub advised: u64,
@@ -217,7 +219,7 @@ fn arm(record: &Record, answer: &Answer, number: usize) -> Arm {
         said: shown(&words::said(record, answer, number)),
         hidden: words::hidden(answer, number),
         switch: switch_cost(record, answer, number),
-        lift: seen.and_then(|seen| seen.lift.as_ref()).map(LiftView::of),
+        lift: seen.and_then(|seen| seen.lift.as_ref()).map(|lift| LiftView::of(lift, record.has_heap(number))),
     }
 }
 
@@ -295,7 +297,7 @@ fn state(name: String, seen: &Observation, is_last: bool) -> State {
 }
 
 impl LiftView {
-    fn of(lift: &Lift) -> Self {
+    fn of(lift: &Lift, has_heap: bool) -> Self {
         let failed = |attempt: &measure::record::Attempt| {
             let fix = attempt.fix.as_deref().map_or_else(String::new, |fix| format!("; fix: {}", shown(fix)));
             format!("{}: {}{fix}", shown(&attempt.source), shown(&attempt.reason))
@@ -330,6 +332,7 @@ impl LiftView {
         reasons.sort_by_key(|reason| std::cmp::Reverse(reason.bytes));
         Self {
             unlifted: lift.unlifted.as_deref().map(shown),
+            has_heap,
             considered: lift.considered,
             covered: lift.covered,
             advised: lift.advised,
@@ -340,10 +343,23 @@ impl LiftView {
     }
 }
 
+impl LiftView {
+    /// `4.0 MiB` and `of 7.0 MiB on huge pages`: what the lift covers. The heap of `--heap` is not counted there.
+    pub fn covered(&self) -> [String; 2] {
+        let of = if self.has_heap { " besides the heap" } else { "" };
+        [format_bytes(self.covered), format!("of {}{of} on huge pages", format_bytes(self.considered))]
+    }
+
+    /// Where the heap of `--heap` is counted.
+    pub fn note_on_heap(&self) -> Option<&'static str> {
+        self.has_heap.then_some("The heap is no part of the lift: see its memory on huge pages under Memory")
+    }
+}
+
 /// `holds no whole 2 MiB page (124.0 KiB)` is one reason for ranges of all sizes, which are printed next to it.
 fn without_sizes(reason: &str) -> String {
     match reason.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
-        Some((words, size)) if reason.starts_with("holds no whole") && size.ends_with('B') => words.to_owned(),
+        Some((words, size)) if reason.starts_with("holds no ") && size.ends_with('B') => words.to_owned(),
         _ => reason.to_owned(),
     }
 }

@@ -31,8 +31,10 @@ pub(super) fn lifts(section: &Section, detail: Detail) -> Markup {
 fn lift_of(name: &str, lift: &LiftView, detail: Detail) -> Markup {
     html! {
         h4 { (name) }
-        p { strong { (format_bytes(lift.covered)) } " of " (format_bytes(lift.considered)) " on huge pages, read back from the kernel"
+        @let [covered, of] = lift.covered();
+        p { strong { (covered) } " " (of) ", read back from the kernel"
             @if lift.advised > 0 { "; " (format_bytes(lift.advised)) " more become huge when they are touched" } "." }
+        @if let Some(note) = lift.note_on_heap() { p.note { (note) "." } }
         @if let Some(why) = &lift.unlifted { p.note { "Not lifted: " (why) } }
         @if !lift.ranges.is_empty() {
             p.caption { "Lifted" }
