@@ -125,7 +125,7 @@ pub fn estimate(blocks: &[BlockValue], seed: u64) -> Option<Estimate> {
 
 /// The weight of each block in the centre of [`estimate`], in the order of the blocks: the weighted sum of their values is the
 /// centre. Values that are not finite, and those that the trimmed mean cuts off, have the weight 0. Below [`FEWEST_BLOCKS`]
-/// finite values all of these have the same weight.
+/// finite values, all finite values have the same weight.
 pub fn weights(blocks: &[BlockValue]) -> Vec<f64> {
     let finite: Vec<usize> = (0..blocks.len()).filter(|&at| blocks[at].value.is_finite()).collect();
     let mut weights = vec![0.0; blocks.len()];

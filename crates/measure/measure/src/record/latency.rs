@@ -6,7 +6,7 @@ use crate::statistics::Estimate;
 use crate::toggle::Treatment;
 use serde::Serialize;
 
-/// Latencies of an arm, and those of plain in the arm's blocks.
+/// Latencies of an arm, and plain latencies in the arm's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ArmLatency {
     /// Requests of the arm's windows, and their times.
