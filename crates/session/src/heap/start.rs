@@ -149,7 +149,7 @@ fn choose_for(
         && let Some(pool_bytes) = choice.preload.as_ref().map(|preload| preload.pool_bytes)
     {
         choice.refusals.extend(match pool_bytes {
-            0 => Some(pool.map_or_else(|why| said(&why), |_| no_pages(size, options.numa, machine))),
+            0 => Some(pool.map_or_else(|why| said(&why), |_| no_pages(size, options, machine))),
             needed => too_few_pages(size, needed, options.numa, machine),
         });
     }
@@ -179,7 +179,9 @@ fn said(why: &Reason) -> String {
 }
 
 /// Why the pool has no page for this process, and the command that fixes it.
-fn no_pages(size: PageSize, numa: Numa, machine: &MachineFacts) -> String {
+fn no_pages(size: PageSize, options: &HeapOptions, machine: &MachineFacts) -> String {
+    let HeapOptions { numa, reserve, .. } = *options;
+    let pages = reserve.map_or_else(|| "NUMBER".to_owned(), |bytes| size.pages_for(bytes).to_string());
     let pools = pools_at(&System, POOLS);
     let free = pools.iter().find(|pool| pool.size == size).map_or(0, |pool| pool.available);
     let limits = Cgroups::of(&System, "/proc/self").limits(&System, &[size]);
@@ -192,10 +194,11 @@ fn no_pages(size: PageSize, numa: Numa, machine: &MachineFacts) -> String {
         }
         (None, Some(node)) if elsewhere > 0 => format!(
             "found no free page of {size} in the pool on {nodes}; {elsewhere} on other nodes may not be used; fix: pagelift pool \
-             reserve {}:NUMBER@{node}",
-            size.word()
+             reserve {}:{pages}@{node}{}",
+            size.word(),
+            half(reserve)
         ),
-        _ => format!("found {free} free pages of {size} in the pool; {}", fix(size)),
+        _ => format!("found {free} free pages of {size} in the pool; {}", fix(size, &pages, reserve)),
     }
 }
 
@@ -234,15 +237,24 @@ fn too_few_pages(size: PageSize, needed: u64, numa: Numa, machine: &MachineFacts
     ))
 }
 
-/// The command that fills the pool.
-fn fix(size: PageSize) -> String {
+/// The number of pages that a heap takes without `--heap-reserve`.
+const fn half(reserve: Option<u64>) -> &'static str {
+    match reserve {
+        Some(_) => "",
+        None => " (the heap takes half of the free pages, or what --heap-reserve names)",
+    }
+}
+
+/// The command that fills the pool with `pages`.
+fn fix(size: PageSize, pages: &str, reserve: Option<u64>) -> String {
     let file = format!("{}/nr_hugepages", machine_facts::pool_directory(size, None));
     if !Path::new(&file).exists() {
         return format!("this machine has no huge pages of {size}");
     }
     format!(
-        "fix: pagelift pool reserve {}:NUMBER, or for large pages hugepagesz= and hugepages= when booting",
-        size.word()
+        "fix: pagelift pool reserve {}:{pages}{}, or for large pages hugepagesz= and hugepages= when booting",
+        size.word(),
+        half(reserve)
     )
 }
 
@@ -430,10 +442,12 @@ mod tests {
         let mut machine = two_nodes(&[0, 1], Some(0));
         machine.numa.as_mut().unwrap().nodes[0].pools.clear();
         machine.pools[0].available = 40;
-        let why = no_pages(size, Numa::Own, &machine);
+        let options = |reserve| HeapOptions { reserve, ..HeapOptions::default() };
         let expected = "found no free page of 2 MiB in the pool on node 0; 40 on other nodes may not be used; fix: pagelift pool \
-                        reserve 2M:NUMBER@0";
-        assert_eq!(why, expected);
+                        reserve 2M:";
+        let half = "NUMBER@0 (the heap takes half of the free pages, or what --heap-reserve names)";
+        assert_eq!(no_pages(size, &options(None), &machine), format!("{expected}{half}"));
+        assert_eq!(no_pages(size, &options(Some(5 << 20)), &machine), format!("{expected}3@0"));
     }
 
     #[test]

@@ -207,9 +207,10 @@ fn of_heap(heap: &HeapArgs) -> anyhow::Result<Option<PoolRequest>> {
              SIZE beside it",
             size.word()
         ),
-        (HeapPages::Auto | HeapPages::Thp, _) => {
-            bail!("found a heap that takes no pages of a pool; fix: --heap=2M --heap-reserve SIZE, or no --heap")
-        }
+        (HeapPages::Auto | HeapPages::Thp, _) => bail!(
+            "found --heap=auto or --heap=thp, which use transparent huge pages and need no pool; needed: a heap on pool pages; \
+             fix: --heap=2M --heap-reserve SIZE, or no --heap"
+        ),
     }
 }
 
