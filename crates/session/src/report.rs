@@ -5,7 +5,7 @@ use crate::nodes::{FarPages, Home, NodeBytes, far_pages, home_of};
 use crate::shared::InPlaceReports;
 use address_space::RangeSet;
 use lift_execution::{LiftOutcome, RangeOutcome, Report};
-use lift_plan::{Coverable, Later, MachineFacts, Numa, Plan, Price, Reason, Refusal, Source};
+use lift_plan::{Coverable, Kind, Later, MachineFacts, Numa, Plan, Price, Reason, Refusal, Source};
 use linux::pages::transparent_huge_page;
 use linux::written_file;
 use machine_facts::{System, bytes_on_nodes};
@@ -277,6 +277,11 @@ impl LiftReport {
         self.lift.line(&self.program, self.pid)
     }
 
+    /// Returns the line about code and data if the heap is reported apart. The heap includes the program's break.
+    pub fn line_beside_heap(&self) -> String {
+        self.lift.without(Kind::Heap).line(&self.program, self.pid)
+    }
+
     /// True if all requested memory is on huge pages. If the heap was requested and is, code and data that fill no huge
     /// page do not count.
     pub fn is_complete(&self) -> bool {
@@ -288,7 +293,7 @@ impl LiftReport {
 
     /// True if all code and data that fill a huge page are on huge pages.
     pub(crate) fn is_complete_beside_a_heap(&self) -> bool {
-        self.lift.is_complete() || self.lift.had_nothing_to_lift(transparent_huge_page())
+        self.lift.is_complete() || self.lift.leaves_no_whole_page(transparent_huge_page())
     }
 
     /// Writes the report: the only document of its file, or one more line.
@@ -326,7 +331,6 @@ mod tests {
     use super::*;
     use crate::heap::Anonymous;
     use address_space::{Address, AddressRange, PageSize, Protection};
-    use lift_plan::Kind;
 
     const PAGE: u64 = 2 << 20;
 
@@ -398,5 +402,30 @@ mod tests {
             report.is_complete()
         };
         assert!(beside_a_heap(360 << 10) && !beside_a_heap(2 * huge));
+    }
+
+    /// A program break whose edges fill no huge page, and four bytes of data beside it.
+    #[test]
+    fn the_break_is_part_of_a_heap_that_was_collapsed() {
+        let Some(huge) = transparent_huge_page() else { return };
+        let part = |first: u64, bytes: u64| AddressRange::sized(Address(first * PAGE), bytes);
+        let no_page = |bytes| Reason::NoWholePage { bytes, size: huge };
+        let refusals = vec![
+            (part(60, 4 << 10), Reason::RunningAndWritable),
+            (part(61, 8 << 10), no_page(8 << 10)),
+            (part(99, 940 << 10), no_page(940 << 10)),
+        ];
+        let mut report = report(vec![lifted(range(100, 20), range(100, 20))], refusals);
+        (report.lift.ranges[0].kinds, report.lift.refusals[2].kinds) = (vec![Kind::Heap], vec![Kind::Heap]);
+        assert!(!report.is_complete(), "data");
+        let of = |huge| Anonymous { resident: 64 << 20, huge };
+        report.heap = Some(HeapInPlace { before: of(0), after: of(62 << 20), left: 0 });
+        assert!(report.is_complete());
+        assert_eq!(
+            report.line_beside_heap(),
+            "pagelift: program[1]: nothing lifted: holds no whole 2 MiB page (8.0 KiB)"
+        );
+        report.lift.ranges[0].source = None;
+        assert!(!report.is_complete(), "a range that is not lifted");
     }
 }

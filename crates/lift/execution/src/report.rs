@@ -6,7 +6,7 @@ use address_space::{AddressRange, PageSize, format_bytes};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use lift_plan::{Edge, Plan, Refusal, Shortfall, Source};
+use lift_plan::{Edge, Kind, Plan, Refusal, Shortfall, Source};
 use serde::Serialize;
 
 /// Bytes of a lift that are covered from one source by pages of one size.
@@ -108,13 +108,36 @@ impl Report {
             && self.refusals.iter().all(|refusal| refusal.reason.is_expected())
     }
 
-    /// True if the plan was empty for expected reasons alone, as for a program that fills no huge page of this size.
-    pub fn had_nothing_to_lift(&self, huge: Option<PageSize>) -> bool {
+    /// True if the plan, which may be empty, was carried out completely, and leaves out memory only for expected reasons, or
+    /// parts that fill no huge page of this size.
+    pub fn leaves_no_whole_page(&self, huge: Option<PageSize>) -> bool {
         let fills_none = |range: AddressRange| huge.is_some_and(|huge| range.whole_pages(huge).is_empty());
         self.unlifted.is_none()
             && self.unexpected.is_empty()
-            && self.ranges.is_empty()
+            && self.sealing.as_ref().is_none_or(|sealing| sealing.not_sealed == 0)
+            && self.ranges.iter().all(RangeOutcome::is_complete)
             && self.refusals.iter().all(|refusal| refusal.reason.is_expected() || fills_none(refusal.range))
+    }
+
+    /// Returns the report without the ranges of one kind of memory, for a line that names that memory apart.
+    #[must_use]
+    pub fn without(&self, kind: Kind) -> Self {
+        let is_of = |kinds: &[Kind]| kinds == [kind];
+        let (left_out, ranges): (Vec<_>, Vec<_>) =
+            self.ranges.iter().cloned().partition(|range: &RangeOutcome| is_of(&range.kinds));
+        let (refused, refusals): (Vec<_>, Vec<_>) =
+            self.refusals.iter().cloned().partition(|refusal: &Refusal| is_of(&refusal.kinds));
+        let sum = |of: fn(&RangeOutcome) -> u64| left_out.iter().map(of).sum::<u64>();
+        let refused: u64 = refused.iter().map(|refusal| refusal.range.len()).sum();
+        Self {
+            considered_bytes: self.considered_bytes.saturating_sub(refused + sum(|range| range.range.len())),
+            covered_bytes: self.covered_bytes.saturating_sub(sum(|range| range.covered.bytes())),
+            advised_bytes: self.advised_bytes.saturating_sub(sum(|range| range.advised)),
+            made_resident_bytes: self.made_resident_bytes.saturating_sub(sum(|range| range.made_resident)),
+            ranges,
+            refusals,
+            ..self.clone()
+        }
     }
 
     /// Returns the reason that keeps most memory off huge pages.

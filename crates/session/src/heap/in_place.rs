@@ -40,14 +40,14 @@ impl HeapInPlace {
     }
 }
 
-/// Collapses a process's anonymous memory where at least half of a huge page is in use.
+/// Collapses a process's anonymous memory where at least half of a huge page is in use. `before` is the memory before that, and
+/// before a lift that the report includes.
 ///
 /// # Errors
 /// The kernel has no transparent huge pages or refuses, or the process has ended.
-pub fn collapse_in_place(pid: i32, machine: &MachineFacts) -> Result<HeapInPlace, SessionError> {
+pub fn collapse_in_place(pid: i32, machine: &MachineFacts, before: Anonymous) -> Result<HeapInPlace, SessionError> {
     let refused = |why: String| SessionError::Refused(format!("heap: {why}"));
     let Some(thp) = machine.thp else { return Err(refused("this kernel has no transparent huge pages".into())) };
-    let before = anonymous(pid)?;
     match collapse_once(pid, thp.size, base_page()) {
         Ok(_) => {
             let left = collapsible(pid, thp.size, base_page()).unwrap_or(0);
@@ -60,7 +60,8 @@ pub fn collapse_in_place(pid: i32, machine: &MachineFacts) -> Result<HeapInPlace
     }
 }
 
-fn anonymous(pid: i32) -> Result<Anonymous, SessionError> {
+/// Anonymous memory of a process now.
+pub(crate) fn anonymous(pid: i32) -> Result<Anonymous, SessionError> {
     let usages = ProcessFiles::of(pid).smaps()?;
     let is_anonymous = |name: &MappingName| !matches!(name, MappingName::Special(_) | MappingName::Stack);
     let all = usages.iter().filter(|usage| usage.mapping.inode == 0 && is_anonymous(&usage.mapping.name));

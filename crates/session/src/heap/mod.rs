@@ -7,6 +7,7 @@ mod start;
 
 pub use calm::{CalmStart, calm};
 pub use heap_choice::Forced;
+pub(crate) use in_place::anonymous;
 pub use in_place::{Anonymous, COLLAPSE_NEEDS, HeapInPlace, collapse_in_place};
 pub use preloaded::{PreloadedHeapView, RunningHeap, preloaded_heap};
 pub use start::{

@@ -3,7 +3,7 @@
 use super::{Selected, Suspended, executor_for, refused};
 use crate::facts::{Preparation, huge_before, plan_for_running, without_thp_disable};
 use crate::files::FilePreparation;
-use crate::heap::collapse_in_place;
+use crate::heap::{Anonymous, anonymous, collapse_in_place};
 use crate::images::MissingImages;
 use crate::names::program_name;
 use crate::{LiftReport, SessionError};
@@ -104,6 +104,8 @@ struct LiftedAlone {
     lifted: Lifted,
     report: LiftReport,
     machine: MachineFacts,
+    /// Anonymous memory before the lift, if the heap is to be collapsed.
+    before: Anonymous,
 }
 
 fn lift_opened(
@@ -114,19 +116,21 @@ fn lift_opened(
     let pid = target.pid();
     let machine = machine_facts(pid);
     let mut report = LiftReport::new(pid, program_name(pid));
+    // The lift includes the program's break.
+    let before = if options.heap { anonymous(pid).unwrap_or_default() } else { Anonymous::default() };
     let lifted = lift(target, reader, &machine, options, &mut report)?;
-    Ok(LiftedAlone { lifted, report, machine })
+    Ok(LiftedAlone { lifted, report, machine, before })
 }
 
 /// Collapses the heap too, where that is wanted.
 fn with_heap(
-    LiftedAlone { lifted, mut report, machine }: LiftedAlone,
+    LiftedAlone { lifted, mut report, machine, before }: LiftedAlone,
     options: &AttachOptions,
     reader: &mut ObjectReader,
 ) -> Attached {
     let Lifted { pause, is_cut_short, price, target } = lifted;
     // Takes seconds, in another thread: a thread of the program that could not be stopped in time is not kept stopped.
-    let collapse = || super::in_own_thread(|| collapse_heap(target, reader, &machine, &mut report));
+    let collapse = || super::in_own_thread(|| collapse_heap(target, reader, (&machine, before), &mut report));
     let heap_refused = options.heap.then(collapse).and_then(Result::err);
     Attached { report, pause, is_cut_short, price, heap_refused }
 }
@@ -135,17 +139,17 @@ fn with_heap(
 fn collapse_heap(
     target: Target,
     reader: &mut ObjectReader,
-    machine: &MachineFacts,
+    (machine, before): (&MachineFacts, Anonymous),
     report: &mut LiftReport,
 ) -> Result<(), SessionError> {
     let pid = target.pid();
     let (machine, thp_is_disabled) = without_thp_disable(machine);
     if !thp_is_disabled {
-        report.heap = Some(collapse_in_place(pid, &machine)?);
+        report.heap = Some(collapse_in_place(pid, &machine, before)?);
         return Ok(());
     }
     let suspended = Suspended::begin(target, reader)?;
-    let collapsed = collapse_in_place(pid, &machine);
+    let collapsed = collapse_in_place(pid, &machine, before);
     report.still_suspended = suspended.end();
     report.heap = Some(collapsed?);
     Ok(())

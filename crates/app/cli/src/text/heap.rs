@@ -2,6 +2,7 @@
 
 use address_space::format_bytes;
 use foreign_text::printable;
+use lift_plan::Kind;
 use session::LiftReport;
 use session::heap::{CalmStart, HeapDecision, HeapInPlace, HeapPlan, PreloadedHeapView, RunningHeap};
 
@@ -47,13 +48,14 @@ pub fn in_place(heap: &HeapInPlace) -> String {
     text
 }
 
-/// Returns one line about a lift and a collapse of the heap. The heap comes first if it alone is on huge pages.
+/// Returns one line about a lift and a collapse of the heap. The heap comes first if it alone is on huge pages. Its part in the
+/// program's break is named only there.
 pub fn outcome(report: &LiftReport) -> String {
-    let line = report.line();
-    let Some(heap) = &report.heap else { return line };
+    let Some(heap) = &report.heap else { return report.line() };
+    let line = report.line_beside_heap();
     let head = format!("pagelift: {}[{}]: ", report.program, report.pid);
     match line.strip_prefix(&head) {
-        Some(rest) if heap.after.huge > 0 && report.lift.is_nothing() => {
+        Some(rest) if heap.after.huge > 0 && report.lift.without(Kind::Heap).is_nothing() => {
             format!("{head}{}; code and data: {rest}", in_place(heap))
         }
         _ => format!("{line}; {}", in_place(heap)),
