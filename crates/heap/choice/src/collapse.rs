@@ -103,8 +103,25 @@ fn collapse_run(process: &ProcessHandle, pid: i32, run: AddressRange, huge: Page
     Ok(run.pages(huge).filter(|&page| collapse(page).is_ok()).map(AddressRange::len).sum())
 }
 
+/// True after the first pass that collapses nothing behind passes that did.
+#[derive(Default)]
+struct Settling {
+    /// Some memory was collapsed.
+    has_begun: bool,
+    is_over: bool,
+}
+
+impl Settling {
+    fn settles_after(&mut self, done: u64) -> bool {
+        self.has_begun |= done > 0;
+        let settles = self.has_begun && done == 0 && !self.is_over;
+        self.is_over |= settles;
+        settles
+    }
+}
+
 /// Collapses a process again and again until it ends; the reason why it stopped before, if it did. The PID is the one that
-/// the process had when the handle was opened.
+/// the process had when the handle was opened. `settled` is called once, after the first pass that finds nothing more.
 ///
 /// # Errors
 /// [`CollapseError::Refused`].
@@ -113,8 +130,9 @@ pub fn collapse_while_it_runs(
     pid: i32,
     huge: PageSize,
     base: PageSize,
+    settled: impl Fn(),
 ) -> Result<(), CollapseError> {
-    let mut pause = FIRST_PAUSE;
+    let (mut pause, mut settling) = (FIRST_PAUSE, Settling::default());
     while !process.ends_within(pause) {
         let started = Instant::now();
         let done = match collapse_pass(process, pid, huge, base) {
@@ -122,6 +140,9 @@ pub fn collapse_while_it_runs(
             Err(CollapseError::Gone) => return Ok(()),
             Err(refused) => return Err(refused),
         };
+        if settling.settles_after(done) {
+            settled();
+        }
         let longer = if done > 0 { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
         pause = longer.max(started.elapsed() * PAUSE_TIMES_PASS);
     }
@@ -146,8 +167,16 @@ mod tests {
         // As if this process had got the number.
         let own = std::process::id() as i32;
         assert!(matches!(collapse_pass(&process, own, huge, base), Err(CollapseError::Gone)));
-        assert!(collapse_while_it_runs(&process, own, huge, base).is_ok());
+        assert!(collapse_while_it_runs(&process, own, huge, base, || ()).is_ok());
         let run = AddressRange::sized(address_space::Address(0), huge.bytes());
         assert_eq!(collapse_run(&process, own, run, huge).ok(), Some(0));
+    }
+
+    #[test]
+    fn collapsed_memory_is_reported_once() {
+        let mut settling = Settling::default();
+        let passes = [0, 0, 4 << 20, 2 << 20, 0, 0, 2 << 20, 0];
+        let settled = passes.map(|done| settling.settles_after(done));
+        assert_eq!(settled, [false, false, false, false, true, false, false, false]);
     }
 }

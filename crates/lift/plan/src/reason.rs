@@ -282,6 +282,10 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            // As large as a page, but across the boundary between two.
+            Self::NoWholePage { bytes, size } if *bytes >= size.bytes() / 32 * 31 => {
+                write!(f, "holds no aligned {size} page ({})", format_bytes(*bytes))
+            }
             Self::NoWholePage { bytes, size } => {
                 write!(f, "holds no whole {size} page ({})", format_bytes(*bytes))
             }
@@ -585,6 +589,9 @@ mod tests {
         let size = PageSize::new(2 << 20).unwrap();
         let none = Reason::NoSuchPool { size, sizes: Vec::new() };
         assert_eq!(none.to_string(), "no pool of 2 MiB pages on this machine, found no pool at all");
+        let no_page = |bytes| Reason::NoWholePage { bytes, size }.to_string();
+        assert_eq!(no_page(4096), "holds no whole 2 MiB page (4.0 KiB)");
+        assert_eq!(no_page(2 << 20), "holds no aligned 2 MiB page (2.0 MiB)");
         let reasons = [none, Reason::NoWholePage { bytes: 4096, size }, Reason::WritableAndExecutable, Reason::NoThp];
         assert!(reasons.iter().all(|reason| reason.fix().is_none() && reason.with_fix() == reason.to_string()));
     }

@@ -8,6 +8,7 @@ use super::handler::{LiftedProgram, Lifter, Listeners};
 use super::preparation::{prepare, work_with};
 use super::{StartEvent, StartOptions};
 use crate::files::ProgramPath;
+use crate::heap::anonymous;
 use heap_choice::{CollapseError, collapse_while_it_runs};
 use lift_plan::StartWork;
 use linux::bare;
@@ -20,6 +21,7 @@ use ptrace::{Follower, Helper, Tracer, launch, leave_session_of, refusal};
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -93,23 +95,29 @@ fn lift_all(
         return;
     }
     live_on(program);
-    let mut tell = lifter.into_tell();
+    let tell = Mutex::new(lifter.into_tell());
+    let tell_alone = |event: &StartEvent<'_>| tell.lock().unwrap_or_else(PoisonError::into_inner)(event);
+    let settled = || {
+        if let Ok(now) = anonymous(pid) {
+            tell_alone(&StartEvent::HeapCollapsed { pid, now });
+        }
+    };
     let collapsed = thread::scope(|scope| {
         let collapsing = collapse.map(|huge| {
             let collapse = move || match handle {
-                Ok(process) => collapse_while_it_runs(&process, pid, huge, base_page()),
+                Ok(process) => collapse_while_it_runs(&process, pid, huge, base_page(), settled),
                 Err(error) => Err(CollapseError::Refused(error)),
             };
             thread::Builder::new().spawn_scoped(scope, collapse)
         });
-        companion.work(&mut tell);
+        companion.work(&mut |event: &StartEvent<'_>| tell_alone(event));
         match collapsing? {
             Ok(collapsing) => collapsing.join().ok(),
             Err(error) => Some(Err(CollapseError::Refused(error))),
         }
     });
     if let Some(Err(CollapseError::Refused(error))) = collapsed {
-        tell(&StartEvent::HeapNotCollapsed { pid, error: &error });
+        tell_alone(&StartEvent::HeapNotCollapsed { pid, error: &error });
     }
     if getppid() == program {
         // A child of the program that ends is a zombie.

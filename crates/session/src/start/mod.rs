@@ -25,7 +25,7 @@ pub use ptrace::{Helper, Program};
 
 use crate::LiftReport;
 use crate::growing_files::LiftedFiles;
-use crate::heap::HeapOptions;
+use crate::heap::{Anonymous, HeapOptions};
 use crate::inspect::Pools;
 use crate::running::Pause;
 use crate::shared::{InPlace, InPlaceReports};
@@ -187,6 +187,13 @@ pub enum StartEvent<'a> {
         pid: i32,
         /// The kernel's error.
         error: &'a io::Error,
+    },
+    /// The heap was collapsed, and a further pass found nothing to collapse. The program runs. Reported once.
+    HeapCollapsed {
+        /// The process.
+        pid: i32,
+        /// Its anonymous memory.
+        now: Anonymous,
     },
     /// The heap is not collapsed (any more). The program runs.
     HeapNotCollapsed {

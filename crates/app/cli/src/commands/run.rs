@@ -25,7 +25,7 @@ use machine_facts::machine_facts;
 use nix::errno::Errno;
 use options::{HeapPages, Pages, Policy, Variable};
 use process_view::ProcessFiles;
-use session::heap::{HeapOptions, HeapStart, calm, prepare_heap, with_variables};
+use session::heap::{Anonymous, HeapOptions, HeapStart, calm, prepare_heap, with_variables};
 use session::inspect::{Inspection, PlanCost, Pools};
 use session::running::Pause;
 use session::start::{
@@ -52,7 +52,7 @@ pub fn run(args: &RunArgs) -> u8 {
     }
     let mut heap = decide_heap(args);
     if let Some(decision) = heap.decision.as_ref().filter(|_| !args.outcome.quiet || (args.require && heap.is_short)) {
-        say!("{}", heap::decision(decision));
+        say!("{}", heap::decision(decision, heap.is_short));
     }
     if args.require && heap.is_short {
         return OWN_FAILURE;
@@ -339,6 +339,7 @@ impl<'a> Teller<'a> {
                 let what = "pagelift: programs that start from now on are not lifted: waiting for traced threads";
                 self.say_later(*pid, &format!("{what}: {error}"), "");
             }
+            StartEvent::HeapCollapsed { pid, now } => self.say_heap(*pid, *now),
             StartEvent::HeapNotCollapsed { pid, error } if !self.args.outcome.quiet => {
                 let needed = session::heap::COLLAPSE_NEEDS;
                 self.say_later(*pid, &format!("pagelift: heap: collapsing is refused ({error}); {needed}"), "");
@@ -367,6 +368,14 @@ impl<'a> Teller<'a> {
         let at_start = lock(&self.at_start).get(&program).copied();
         if let Some(at_start) = at_start {
             message::say_later(speaker, text, self.journal, at_start);
+        }
+    }
+
+    /// Reports a heap that the helper has collapsed. A program with a terminal may be drawing on it by then.
+    fn say_heap(&self, pid: i32, now: Anonymous) {
+        let outcome = &self.args.outcome;
+        if !outcome.quiet && (outcome.verbose || !message::writes_to_terminal(pid)) {
+            self.say_later(pid, &heap::collapsed(&session::process_name(pid), pid, now), "");
         }
     }
 

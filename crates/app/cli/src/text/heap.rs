@@ -4,14 +4,27 @@ use address_space::format_bytes;
 use foreign_text::printable;
 use lift_plan::Kind;
 use session::LiftReport;
-use session::heap::{CalmStart, HeapDecision, HeapInPlace, HeapPlan, PreloadedHeapView, RunningHeap};
+use session::heap::{Anonymous, CalmStart, HeapDecision, HeapInPlace, HeapPlan, PreloadedHeapView, RunningHeap};
 
-/// The decision about the heap of a program that is about to start, as one line.
-pub fn decision(decision: &HeapDecision) -> String {
+/// The decision about the heap of a program that is about to start, as one line. The heap is empty yet, so that another command
+/// shows what it gets.
+pub fn decision(decision: &HeapDecision, is_short: bool) -> String {
+    let HeapDecision { program, notes, .. } = decision;
+    let later = if is_short { "" } else { "; `pagelift status` shows its huge pages once it is filled" };
     match &decision.allocator {
-        Some(allocator) => format!("pagelift: {}: heap: {allocator}: {}", decision.program, decision.notes.join("; ")),
+        Some(allocator) => format!("pagelift: {program}: heap: {allocator}: {}{later}", notes.join("; ")),
         None => format!("pagelift: {}: heap: not an ELF program of this machine; left as it is", decision.program),
     }
+}
+
+/// A heap that was collapsed while its program runs, as one line.
+pub fn collapsed(program: &str, pid: i32, now: Anonymous) -> String {
+    format!(
+        "pagelift: {program}[{pid}]: heap: {} of {} anonymous memory on huge pages, collapsed in place; memory that fills later \
+         follows",
+        format_bytes(now.huge),
+        format_bytes(now.resident)
+    )
 }
 
 /// The effect of `--calm`, as one line.
@@ -111,7 +124,6 @@ mod tests {
     use super::*;
     use heap_abi::{AccountCopy, Shortage};
     use heap_choice::{NotKnown, SmallUse};
-    use session::heap::Anonymous;
 
     const ACCOUNT: AccountCopy = AccountCopy {
         pool_page: 0,
@@ -126,6 +138,21 @@ mod tests {
         shortage: Shortage::None,
         small_records: 0,
     };
+
+    #[test]
+    fn a_start_names_the_command_that_shows_what_a_heap_gets() {
+        let notes = vec!["by its tunable".to_owned()];
+        let of = HeapDecision { program: "idx".to_owned(), allocator: Some("glibc's malloc".to_owned()), notes };
+        let line = "pagelift: idx: heap: glibc's malloc: by its tunable";
+        assert_eq!(decision(&of, true), line);
+        assert_eq!(decision(&of, false), format!("{line}; `pagelift status` shows its huge pages once it is filled"));
+        let now = Anonymous { resident: 700 << 20, huge: 330 << 20 };
+        assert_eq!(
+            collapsed("idx", 7, now),
+            "pagelift: idx[7]: heap: 330.0 MiB of 700.0 MiB anonymous memory on huge pages, collapsed in place; memory that \
+             fills later follows"
+        );
+    }
 
     #[test]
     fn what_was_achieved_comes_first() {
