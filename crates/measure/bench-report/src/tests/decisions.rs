@@ -174,7 +174,7 @@ fn with_waits(mut record: Record, factor: f64, noise: f64) -> Record {
     for event in &mut record.events {
         let Event::Block(block) = event else { continue };
         let is_arm = block.measured.block.treatment == Treatment::Arm(0);
-        above = above != !is_arm;
+        above = above == is_arm;
         let spread = if above { 1.0 + noise } else { 1.0 / (1.0 + noise) };
         let p99 = |treated| if treated { if is_arm { 4e-4 * factor } else { 4e-4 * spread } } else { 4e-4 };
         let window = |treated| Latency { requests: 100, median: 1e-4, p99: p99(treated) };
