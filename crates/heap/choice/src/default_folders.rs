@@ -1,6 +1,7 @@
 //! Folders in which the dynamic linker looks by itself, without a cache: a container or an initramfs may have none.
 
 use object::elf::{EM_AARCH64, EM_X86_64};
+use process_view::FoundFile;
 use std::path::{Path, PathBuf};
 
 /// A dynamic linker, identified by the facts in an executable.
@@ -34,7 +35,7 @@ impl Linker<'_> {
             let list = self.musl_list().and_then(|list| linux::text::text_of(list).ok());
             return musl_folders(list.as_deref());
         }
-        let real = Path::new(self.path).canonicalize().ok();
+        let real = real_path(Path::new(self.path));
         self.glibc_folders(real.as_deref().unwrap_or(Path::new(self.path)))
     }
 
@@ -65,6 +66,12 @@ impl Linker<'_> {
     }
 }
 
+/// The path of a regular file without symbolic links; `None` if there is no such file, or its file system is not asked. Paths
+/// come from foreign files, and canonicalize(3) would wait for every file system on the way.
+pub(crate) fn real_path(path: &Path) -> Option<PathBuf> {
+    FoundFile::at(path).ok()??.path().ok()
+}
+
 /// Folders of a list, one in each line or between colons; without a list those that musl knows by itself.
 fn musl_folders(list: Option<&str>) -> Vec<PathBuf> {
     list.unwrap_or(MUSL)
@@ -78,6 +85,7 @@ fn musl_folders(list: Option<&str>) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::silent_folder::SilentFolder;
 
     fn glibc(path: &str, machine: u16, real: &str) -> Vec<String> {
         let folders = Linker { path, machine }.glibc_folders(Path::new(real));
@@ -97,6 +105,14 @@ mod tests {
         assert_eq!(arm[..3], ["/lib", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu"]);
         let elsewhere = glibc("/gnu/store/x/lib/ld.so", 0, "/gnu/store/x/lib/ld.so");
         assert_eq!(elsewhere[..2], ["/gnu/store/x/lib", "/lib64"]);
+    }
+
+    #[test]
+    fn a_linker_on_a_file_system_that_never_answers_is_not_waited_for() {
+        let Some(folder) = SilentFolder::mount() else { return };
+        let path = folder.path().join("ld.so").display().to_string();
+        let folders = folder.within_limit(move || Linker { path: &path, machine: EM_X86_64.0 }.folders());
+        assert_eq!(folders.and_then(|folders| folders.first().cloned()).as_deref(), Some(folder.path()));
     }
 
     #[test]

@@ -20,6 +20,8 @@ mod kept;
 mod libraries;
 mod program;
 mod settings;
+#[cfg(test)]
+mod silent_folder;
 mod small_blocks;
 
 pub use account::{NotRead, PreloadedHeap, SmallUse, read_preloaded};

@@ -1,6 +1,6 @@
 //! Finds shared libraries as the dynamic linker does (ld.so(8)).
 
-use crate::default_folders::Linker;
+use crate::default_folders::{Linker, real_path};
 use std::cmp::Ordering;
 use std::ffi::c_char;
 use std::iter;
@@ -54,7 +54,7 @@ fn expand(folder: &str, asker: &Path) -> PathBuf {
     if !folder.contains('$') {
         return PathBuf::from(folder);
     }
-    let absolute = asker.canonicalize().unwrap_or_else(|_| asker.to_owned());
+    let absolute = real_path(asker).unwrap_or_else(|| asker.to_owned());
     let origin = absolute.parent().unwrap_or(Path::new("/"));
     let folder = folder.replace("${ORIGIN}", "$ORIGIN");
     PathBuf::from(folder.replace("$ORIGIN", &origin.to_string_lossy()))
@@ -151,6 +151,7 @@ impl LoaderCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::silent_folder::SilentFolder;
 
     fn cache(entries: &[(&str, &str)]) -> Vec<u8> {
         let mut strings = Vec::new();
@@ -187,6 +188,15 @@ mod tests {
         let found = candidates("libx.so.1", Some("/old"), Some("$ORIGIN/../lib"));
         assert_eq!(found[..2], ["/env/libx.so.1", "/prog/../lib/libx.so.1"].map(PathBuf::from));
         assert_eq!(candidates("/a/b.so", Some("/old"), None), [PathBuf::from("/a/b.so")]);
+    }
+
+    #[test]
+    fn a_file_system_that_never_answers_is_not_waited_for() {
+        let Some(folder) = SilentFolder::mount() else { return };
+        let asker = folder.path().join("x");
+        let found = folder
+            .within_limit(move || SearchPaths::default().candidates("libx.so", &asker, None, Some("$ORIGIN")).next());
+        assert_eq!(found.flatten(), Some(folder.path().join("libx.so")));
     }
 
     #[test]

@@ -8,8 +8,8 @@ use nix::libc;
 use nix::sys::statfs::{FsType, fstatfs};
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 /// A file, open for reading.
 #[derive(Debug)]
@@ -48,6 +48,14 @@ impl FoundFile {
     /// The kernel's.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.0.metadata()
+    }
+
+    /// Its path without symbolic links. The kernel knows it from the open file, and asks no file system.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn path(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
 
     /// The type of its file system.
@@ -131,6 +139,16 @@ mod tests {
         let mut bounded = BoundedFile::new(&file.file, file.metadata.len(), 100);
         let mut buffer = [0; 64];
         assert!(bounded.read_exact(&mut buffer).is_ok() && bounded.read_exact(&mut buffer).is_err());
+    }
+
+    #[test]
+    fn a_found_file_has_the_path_without_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink("./file", &link).unwrap();
+        let found = FoundFile::at(&link).unwrap().unwrap();
+        assert_eq!(found.path().unwrap(), file.canonicalize().unwrap());
     }
 
     #[test]
