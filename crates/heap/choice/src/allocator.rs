@@ -119,6 +119,9 @@ impl Allocator {
         if let Some(version) = v8.filter(|_| runtime == Some(Runtime::V8)) {
             evidence += &format!("; V8 {version}");
         }
+        if program.is_cut {
+            evidence += "; some of its libraries were not looked for: its lists of folders are too long";
+        }
         Self { family, place, preloaded, runtime, starts_threads, evidence, settings }
     }
 
@@ -378,7 +381,7 @@ mod tests {
         let c_library = ElfFacts { glibc_minor: Some(36), ..object("/lib/libc.so.6", &["malloc"], &[]) };
         let libraries = libraries.iter().map(|&library| library.clone()).chain([c_library]).collect();
         let executable = ElfFacts { interpreter: Some("/lib/ld.so".into()), ..executable };
-        Program { executable, libraries, preloaded: 0 }
+        Program { executable, libraries, preloaded: 0, is_cut: false }
     }
 
     #[test]

@@ -1,10 +1,16 @@
 //! Finds shared libraries as the dynamic linker does (ld.so(8)).
 
 use crate::default_folders::{Linker, real_path};
+use std::cell::LazyCell;
 use std::cmp::Ordering;
 use std::ffi::c_char;
 use std::iter;
 use std::path::{Path, PathBuf};
+
+/// Folders of one list that are searched. Packages of Nix have up to about 100.
+const MOST_FOLDERS: usize = 256;
+/// Bytes of a path that the kernel does not take any more (`PATH_MAX`).
+const LONGEST_PATH: usize = nix::libc::PATH_MAX as usize;
 
 /// The folders that are searched for a library, besides those named in an object.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +34,7 @@ impl SearchPaths {
     }
 
     /// Candidates for a name that the object at `asker` needs, in the linker's order. `rpath` counts only if there is no
-    /// `runpath`.
+    /// `runpath`. Folders after the first 256 of a list are left out.
     pub fn candidates<'a>(
         &'a self,
         name: &'a str,
@@ -40,24 +46,35 @@ impl SearchPaths {
         let is_searched = itself.is_none();
         let rpath = rpath.filter(|_| runpath.is_none());
         let lists = [rpath, self.from_environment.as_deref(), runpath];
-        let listed =
-            lists.into_iter().flatten().flat_map(|list| list.split([':', ';'])).filter(|folder| !folder.is_empty());
-        let listed = listed.map(move |folder| expand(folder, asker).join(name));
+        let origin = LazyCell::new(move || origin_of(asker));
+        let listed = lists.into_iter().flatten().flat_map(folders_of);
+        let listed = listed.map(move |folder| expand(folder, || &origin).join(name));
         let cached = iter::once(()).flat_map(move |()| self.cache.find(name)).map(PathBuf::from);
         let known = self.folders.iter().map(move |folder| folder.join(name));
         itself.into_iter().chain(listed.chain(cached).chain(known).take_while(move |_| is_searched))
     }
 }
 
-/// Replaces `$ORIGIN` by the folder of the object that contains it.
-fn expand(folder: &str, asker: &Path) -> PathBuf {
+/// The folders of a list. No file has a path longer than the kernel takes.
+fn folders_of(list: &str) -> impl Iterator<Item = &str> {
+    let folders = list.split([':', ';']).filter(|folder| !folder.is_empty()).take(MOST_FOLDERS);
+    folders.filter(|folder| folder.len() < LONGEST_PATH)
+}
+
+/// The folder of an object, without symbolic links.
+fn origin_of(object: &Path) -> PathBuf {
+    let absolute = real_path(object).unwrap_or_else(|| object.to_owned());
+    absolute.parent().unwrap_or(Path::new("/")).to_owned()
+}
+
+/// Replaces the first `$ORIGIN` by the folder of the object that contains it. A path with a second one would be the path of
+/// a folder below itself.
+fn expand<'a>(folder: &str, origin: impl FnOnce() -> &'a PathBuf) -> PathBuf {
     if !folder.contains('$') {
         return PathBuf::from(folder);
     }
-    let absolute = real_path(asker).unwrap_or_else(|| asker.to_owned());
-    let origin = absolute.parent().unwrap_or(Path::new("/"));
     let folder = folder.replace("${ORIGIN}", "$ORIGIN");
-    PathBuf::from(folder.replace("$ORIGIN", &origin.to_string_lossy()))
+    PathBuf::from(folder.replacen("$ORIGIN", &origin().to_string_lossy(), 1))
 }
 
 /// `/etc/ld.so.cache` in the form that the GNU C library writes since 2.32 (`glibc-ld.so.cache1.1`), alone or after the
@@ -197,6 +214,16 @@ mod tests {
         let found = folder
             .within_limit(move || SearchPaths::default().candidates("libx.so", &asker, None, Some("$ORIGIN")).next());
         assert_eq!(found.flatten(), Some(folder.path().join("libx.so")));
+    }
+
+    #[test]
+    fn a_list_of_any_length_is_searched_in_part() {
+        let long = format!("/first:{}:{}", "x".repeat(LONGEST_PATH), "/folder:".repeat(500_000));
+        let paths = SearchPaths { from_environment: Some(long.clone()), ..SearchPaths::default() };
+        let count = |rpath, runpath| paths.candidates("libx.so", Path::new("/prog/x"), rpath, runpath).count();
+        assert_eq!(count(None, Some(&long)), 2 * (MOST_FOLDERS - 1));
+        assert_eq!(count(Some(&long), None), 2 * (MOST_FOLDERS - 1));
+        assert_eq!(paths.candidates("/lib/libx.so", Path::new("/prog/x"), None, Some(&long)).count(), 1);
     }
 
     #[test]

@@ -14,6 +14,8 @@ use std::path::Path;
 
 /// No program loads more libraries than this by DT_NEEDED.
 const MOST_LIBRARIES: usize = 1000;
+/// Paths at which the libraries of one program are looked for. 500 libraries, each in the last of 100 folders, need 50,000.
+const MOST_LOOKUPS: usize = 1 << 16;
 
 /// An executable with its preloaded and needed libraries, in the order in which symbols are looked up.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +26,8 @@ pub struct Program {
     pub libraries: Vec<ElfFacts>,
     /// Number of the libraries that LD_PRELOAD puts first.
     pub preloaded: usize,
+    /// Some libraries were not looked for, because the lists of folders are too long.
+    pub is_cut: bool,
 }
 
 impl Program {
@@ -100,7 +104,7 @@ impl Program {
         let executable = facts(0)?;
         let mut libraries: Vec<ElfFacts> = (1..code.objects().len().min(MOST_LIBRARIES)).filter_map(facts).collect();
         libraries.sort_by_key(|library| library.glibc_minor.is_some());
-        Some(Self { executable, libraries, preloaded: 0 })
+        Some(Self { executable, libraries, preloaded: 0, is_cut: false })
     }
 
     fn follow(&mut self, paths: &SearchPaths, preloaded: &str, reads: Reads, mut kept: Option<&mut KeptFacts>) {
@@ -110,7 +114,7 @@ impl Program {
         let named = preloaded.chain(self.executable.needed.iter().map(String::as_str));
         // Names, each with the index of the library that needs it; none for the executable.
         let mut waiting: Vec<(String, Option<usize>)> = named.map(|name| (name.to_owned(), None)).collect();
-        let mut next = 0;
+        let (mut next, mut lookups) = (0, MOST_LOOKUPS);
         while next < waiting.len() && next < MOST_LIBRARIES {
             let (name, asker) = (mem::take(&mut waiting[next].0), waiting[next].1);
             next += 1;
@@ -119,8 +123,12 @@ impl Program {
             }
             let asker = asker.map_or(&self.executable, |index| &self.libraries[index]);
             let read = |path: &Path| facts_at(path, reads, kept.as_deref_mut());
-            let found = find(paths, &name, asker, (&self.executable, read));
+            let found = find(paths, &name, asker, (&self.executable, read), &mut lookups);
             seen.insert(name);
+            if lookups == 0 {
+                self.is_cut = true;
+                break;
+            }
             let Some(found) = found else { continue };
             let room = MOST_LIBRARIES.saturating_sub(waiting.len());
             let asker = Some(self.libraries.len());
@@ -136,14 +144,21 @@ impl Program {
     }
 }
 
+/// Finds a library. Each path at which it is looked for takes one from `lookups`; at 0 the search ends.
 fn find(
     paths: &SearchPaths,
     name: &str,
     asker: &ElfFacts,
     (exe, mut read): (&ElfFacts, impl FnMut(&Path) -> io::Result<Option<ElfFacts>>),
+    lookups: &mut usize,
 ) -> Option<ElfFacts> {
     let inherited = asker.rpath.as_deref().or(exe.rpath.as_deref());
-    paths.candidates(name, &asker.path, inherited, asker.runpath.as_deref()).find_map(|path| {
+    let candidates = paths.candidates(name, &asker.path, inherited, asker.runpath.as_deref());
+    let mut counted = candidates.map_while(|path| {
+        *lookups = lookups.saturating_sub(1);
+        (*lookups > 0).then_some(path)
+    });
+    counted.find_map(|path| {
         // A library for another machine with the same name is skipped, as the linker does.
         read(&path).ok().flatten().filter(|facts| facts.machine == exe.machine)
     })
@@ -152,6 +167,7 @@ fn find(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allocator::Allocator;
 
     #[test]
     fn the_libraries_of_this_test_are_found() {
@@ -171,5 +187,20 @@ mod tests {
         let mut program = Program { executable, ..Program::default() };
         program.follow(&paths, "", Reads::Library, None);
         assert!(program.libraries.iter().any(|library| library.soname.as_deref() == Some("libc.so.6")));
+    }
+
+    #[test]
+    fn the_number_of_lookups_is_bounded() {
+        let needed: Vec<String> = (0..900).map(|number| format!("libnothing{number}.so")).collect();
+        let folders = (0..500_000).map(|number| format!("/nothing/{number}")).collect::<Vec<_>>().join(":");
+        let hostile = ElfFacts { needed, runpath: Some(folders), ..ElfFacts::default() };
+        let mut program = Program { executable: hostile, ..Program::default() };
+        program.follow(&SearchPaths::default(), "", Reads::Library, None);
+        assert!(program.is_cut && program.libraries.is_empty());
+        assert!(Allocator::of(&program).evidence.contains("lists of folders are too long"));
+        let mut usual = Program::default();
+        usual.executable.needed = vec!["libnothing.so".to_owned()];
+        usual.follow(&SearchPaths::default(), "", Reads::Library, None);
+        assert!(!usual.is_cut && !Allocator::of(&usual).evidence.contains("too long"));
     }
 }

@@ -386,6 +386,7 @@ mod tests {
             executable: ElfFacts::default(),
             libraries: vec![ElfFacts { glibc_minor: minor, ..ElfFacts::default() }],
             preloaded: 0,
+            is_cut: false,
         };
         let path = own.display().to_string();
         // Another C library, or a static one, has no such versions.
