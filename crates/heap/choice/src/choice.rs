@@ -4,7 +4,8 @@
 //! Facts about allocators, with their sources: glibc's tunable `glibc.malloc.hugetlb` came with 2.35; with value 1 it
 //! advises the main heap and mapped chunks, threads' arenas only from 2.43, and looks whether the mode of transparent
 //! huge pages is `madvise` before (glibc's NEWS and malloc/malloc.c). jemalloc's `thp:always` came with 5.1 (its
-//! ChangeLog). Go before and after 1.21.2 has no setting that asks for huge pages (its diagnostics page and runtime
+//! ChangeLog), `decay_time` with 4.1, and 5.0 replaced it by `dirty_decay_ms`. A jemalloc that was built outside its
+//! repository may call itself 0.0.0; it aborts at a setting that it does not know if `abort_conf` is set. Go before and after 1.21.2 has no setting that asks for huge pages (its diagnostics page and runtime
 //! release notes). `JDK_JAVA_OPTIONS` is read by the launcher of Java 9 and later (java(1)).
 
 use crate::allocator::{Allocator, Family, Runtime};
@@ -128,7 +129,7 @@ fn best(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
             _ => own(allocator, context, choice),
         },
         Family::Jemalloc { version, .. } if is_replaceable && !has_thp(version.as_deref()) => {
-            preload_instead("this jemalloc has no setting for huge pages", choice);
+            preload_instead(without_thp(version.as_deref()), choice);
         }
         Family::Tcmalloc | Family::Mimalloc | Family::Pagelift if is_replaceable => {
             preload_instead("its own settings do not request transparent huge pages", choice);
@@ -202,7 +203,14 @@ fn own(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
     }
     match &allocator.family {
         Family::Glibc { minor } => glibc(*minor, allocator, context, choice),
-        Family::Jemalloc { version, variable } => jemalloc(version.as_deref(), variable, context, choice),
+        Family::Jemalloc { version, variable } => {
+            if let Some(settings) = jemalloc_settings(version.as_deref(), allocator) {
+                jemalloc(settings, variable, context, choice);
+            }
+            if !has_thp(version.as_deref()) {
+                collapse(choice, without_thp(version.as_deref()));
+            }
+        }
         Family::Jvm => java(context, None, choice),
         Family::Go => collapse(choice, "Go has no setting that requests huge pages"),
         Family::Musl => collapse(choice, "musl has no setting for huge pages"),
@@ -248,29 +256,34 @@ fn has_thp(version: Option<&str>) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (5, 1)
 }
 
-fn jemalloc(version: Option<&str>, variable: &str, context: &Context, choice: &mut HeapChoice) {
-    let before = context.environment.get(variable);
-    let settings: &[(&str, &str)] = match has_thp(version) {
-        true => &[("thp", "always")],
-        false => &[("purge", "decay"), ("decay_time", "-1")],
-    };
-    match merged(before, ',', ':', settings) {
+/// Why a jemalloc without [`has_thp`] is not told to use huge pages.
+fn without_thp(version: Option<&str>) -> &'static str {
+    match version {
+        Some(_) => "this jemalloc has no setting for huge pages",
+        None => "the version of this jemalloc is unknown, and only 5.1 and later have a setting for huge pages",
+    }
+}
+
+type JemallocSettings = &'static [(&'static str, &'static str)];
+
+/// Settings that this jemalloc knows, and their purpose.
+fn jemalloc_settings(version: Option<&str>, allocator: &Allocator) -> Option<(JemallocSettings, &'static str)> {
+    if has_thp(version) {
+        return Some((&[("thp", "always")], "makes jemalloc advise its memory for transparent huge pages"));
+    }
+    let keeps: JemallocSettings = &[("purge", "decay"), ("decay_time", "-1")];
+    let knows_decay_time = allocator.settings.contains("opt.decay_time");
+    knows_decay_time.then_some((keeps, "makes jemalloc keep its memory, so that huge pages stay whole"))
+}
+
+fn jemalloc((settings, purpose): (JemallocSettings, &str), variable: &str, context: &Context, choice: &mut HeapChoice) {
+    match merged(context.environment.get(variable), ',', ':', settings) {
         Some(value) => {
             let text = settings.iter().map(|(key, value)| format!("{key}:{value}")).collect::<Vec<_>>().join(",");
             choice.variables.push((variable.to_owned(), value));
-            choice.reasons.push(match has_thp(version) {
-                true => {
-                    format!("{variable}={text} makes jemalloc advise its memory for transparent huge pages")
-                }
-                false => {
-                    format!("{variable}={text} makes jemalloc keep its memory, so that huge pages stay whole")
-                }
-            });
+            choice.reasons.push(format!("{variable}={text} {purpose}"));
         }
         None => choice.reasons.push(format!("{variable} is set in the environment and is kept")),
-    }
-    if !has_thp(version) {
-        collapse(choice, "this jemalloc has no setting for huge pages");
     }
 }
 

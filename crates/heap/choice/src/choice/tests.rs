@@ -103,9 +103,38 @@ fn each_jemalloc_is_told_what_it_understands() {
     assert_eq!(variable(&choice, "JE_MALLOC_CONF"), Some("thp:always"), "purging stays as it is");
     assert!(choose(&allocator(of("4.2.0"), library()), &context).preload.is_some());
     context.not_replaceable = Some("a test");
-    let choice = choose(&allocator(of("4.2.0"), AllocatorOrigin::LinkedIn), &context);
+    let old = Allocator {
+        settings: BTreeSet::from(["opt.decay_time".into(), "opt.purge".into()]),
+        ..allocator(of("4.2.0"), AllocatorOrigin::LinkedIn)
+    };
+    let choice = choose(&old, &context);
     assert_eq!(variable(&choice, "JE_MALLOC_CONF"), Some("purge:decay,decay_time:-1"));
     assert!(choice.collapse);
+}
+
+#[test]
+fn a_jemalloc_gets_no_setting_that_it_may_not_know() {
+    let environment = Environment::default();
+    let context = Context { not_replaceable: Some("a test"), ..context(&environment) };
+    for (version, setting) in [
+        (None, "opt.dirty_decay_ms"),
+        (Some("5.0.1"), "opt.dirty_decay_ms"),
+        (Some("4.0.4"), "opt.lg_dirty_mult"),
+        (Some("3.6.0"), "opt.lg_dirty_mult"),
+        (None, "opt.lg_dirty_mult"),
+    ] {
+        let family = Family::Jemalloc { version: version.map(str::to_owned), variable: "_RJEM_MALLOC_CONF".into() };
+        let settings = BTreeSet::from([setting.to_owned()]);
+        let of = Allocator { settings, ..allocator(family, AllocatorOrigin::LinkedIn) };
+        let choice = choose(&of, &context);
+        assert!(choice.variables.is_empty() && choice.collapse, "{version:?} {setting}: {choice:?}");
+        let is_unknown = choice.reasons[0].contains("the version of this jemalloc is unknown");
+        assert_eq!(is_unknown, version.is_none(), "{choice:?}");
+    }
+    let family = Family::Jemalloc { version: None, variable: "MALLOC_CONF".into() };
+    let settings = BTreeSet::from(["opt.decay_time".to_owned()]);
+    let choice = choose(&Allocator { settings, ..allocator(family, AllocatorOrigin::LinkedIn) }, &context);
+    assert_eq!(variable(&choice, "MALLOC_CONF"), Some("purge:decay,decay_time:-1"));
 }
 
 #[test]
