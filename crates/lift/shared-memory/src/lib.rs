@@ -28,6 +28,25 @@ use address_space::PageSize;
 /// Divisor of a block: this share may be holes if its pages are the only copy, since the memory that fills them stays.
 const HOLES: u64 = 8;
 
+/// The blocks with holes that a lift fills.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fill {
+    /// Those with at most 1/8 of holes.
+    #[default]
+    Few,
+    /// Those that are half full at least.
+    Half,
+    /// Any that hold data, in memory or swapped out.
+    All,
+}
+
+impl From<bool> for Fill {
+    /// The choice by `--fill`.
+    fn from(all: bool) -> Self {
+        if all { Self::All } else { Self::Few }
+    }
+}
+
 /// Maximum bytes of holes in a block that is filled without a request.
 pub const fn most_holes(huge: PageSize) -> u64 {
     huge.bytes() / HOLES

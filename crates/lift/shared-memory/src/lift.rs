@@ -1,8 +1,8 @@
 //! The lift: block by block, within a budget, until too many blocks are slow.
 
-use crate::Reason;
 use crate::plan::{Machine, Plan, Refused, Work, next_view, offsets, refuse, refused_contents};
 use crate::segment::{Held, Segment, View};
+use crate::{Fill, Reason};
 use address_space::{AddressRange, PageSize};
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -108,8 +108,8 @@ pub struct Budget {
     /// Number of tries of a block that is in use, or for which no huge page is free. Also the number of passes over a
     /// segment that may end for lack of huge pages and lift nothing.
     pub tries: u32,
-    /// Fill blocks however many holes they have.
-    pub fill: bool,
+    /// The blocks with holes that are filled.
+    pub fill: Fill,
     /// Most bytes that are added: holes that are filled, and swapped data that is read back.
     pub most: Option<u64>,
 }

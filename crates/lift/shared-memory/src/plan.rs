@@ -1,7 +1,7 @@
 //! The plan: the blocks to lift and the mapping for each, the added memory, and the reasons for leaving others alone.
 
 use crate::segment::{Contents, Held, Segment, View};
-use crate::{Margins, Reason, SegmentKey, SegmentKind, most_holes};
+use crate::{Fill, Margins, Reason, SegmentKey, SegmentKind, most_holes};
 use address_space::PageSize;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,8 +22,8 @@ pub struct Machine {
 /// The user's choices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Policy {
-    /// Fill blocks however many holes they have; empty blocks are left alone.
-    pub fill: bool,
+    /// The blocks with holes that are filled; empty blocks are left alone.
+    pub fill: Fill,
     /// Most bytes that the lift adds, all together: holes that it fills, and swapped data that it reads back.
     pub most: Option<u64>,
 }
@@ -105,15 +105,16 @@ pub(crate) fn refuse(all: &mut Vec<Refused>, reason: Reason, blocks: u64, bytes:
 }
 
 /// Returns why a block with these contents is left alone, wherever it is mapped.
-pub(crate) fn refused_contents(held: Held, machine: &Machine, fill: bool) -> Result<(), Reason> {
+pub(crate) fn refused_contents(held: Held, machine: &Machine, fill: Fill) -> Result<(), Reason> {
     let would_add = held.adds(machine.huge);
+    let most = if fill == Fill::Half { machine.huge.bytes() / 2 } else { most_holes(machine.huge) };
     match &machine.no_fill {
         _ if held.guards > 0 => Err(Reason::Guarded),
         _ if held.common > 0 => Err(Reason::Forked { common: held.common }),
         Some(reason) if would_add > 0 => Err(reason.clone()),
-        _ if fill => Ok(()),
+        _ if fill == Fill::All => Ok(()),
         _ if held.swapped > 0 => Err(Reason::SwappedOut { swapped: held.swapped }),
-        _ if would_add > most_holes(machine.huge) => Err(Reason::Holes { would_add }),
+        _ if would_add > most => Err(Reason::Holes { would_add }),
         _ => Ok(()),
     }
 }

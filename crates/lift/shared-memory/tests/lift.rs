@@ -4,8 +4,8 @@ use address_space::{Address, AddressRange, PageSize, RangeSet};
 use core::time::Duration;
 use proptest::prelude::*;
 use shared_memory::{
-    Budget, Contents, Held, InPlaceOutcome, Kernel, Machine, Margins, Policy, Reason, Refusal, Segment, SegmentKey,
-    SegmentKind, Shown, View, lift, plan, plan_within,
+    Budget, Contents, Fill, Held, InPlaceOutcome, Kernel, Machine, Margins, Policy, Reason, Refusal, Segment,
+    SegmentKey, SegmentKind, Shown, View, lift, plan, plan_within,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -131,7 +131,7 @@ const BUDGET: Budget = Budget {
     block: Duration::from_millis(200),
     without_page: Duration::from_secs(10),
     tries: 3,
-    fill: false,
+    fill: Fill::Few,
     most: None,
 };
 
@@ -234,10 +234,10 @@ fn data_that_was_swapped_out_meanwhile_is_not_read_back() {
     let (blocks, refused, _) = lifted(1, 3, &BUDGET, &mut kernel);
     assert_eq!((blocks, refused), (2, vec![(Reason::SwappedOut { swapped: 8192 }, 1)]));
     let mut kernel = with_swapped();
-    let (blocks, _, outcome) = lifted(1, 3, &Budget { fill: true, ..BUDGET }, &mut kernel);
+    let (blocks, _, outcome) = lifted(1, 3, &Budget { fill: Fill::All, ..BUDGET }, &mut kernel);
     let first = &outcome.segments[0];
     assert_eq!((blocks, first.filled, first.read_back), (3, 0, 8192));
-    let budget = Budget { fill: true, most: Some(4096), ..BUDGET };
+    let budget = Budget { fill: Fill::All, most: Some(4096), ..BUDGET };
     let (blocks, refused, _) = lifted(1, 3, &budget, &mut with_swapped());
     assert_eq!((blocks, refused), (2, vec![(Reason::MostMemory { most: 4096 }, 1)]));
 }
@@ -259,7 +259,7 @@ fn half_of_the_room_of_a_tmpfs_stays_free_over_several_lifts() {
         let held = Held { present: HUGE - 4096, ..Held::default() };
         let blocks = (0..holes).map(|block| (block, held)).collect();
         segment.contents = Ok(Contents { room: Some(room), length: 8 * HUGE, blocks, unseen: None });
-        let fill = Policy { fill: true, ..Policy::default() };
+        let fill = Policy { fill: Fill::All, ..Policy::default() };
         plan_within(&[segment], &machine(), fill, &mut margins).segments[0].work.len()
     };
     let page = 4096;
@@ -288,7 +288,7 @@ fn holes_are_not_filled_where_the_kernel_does_not_check_userfaultfd() {
     let plan = plan(&segments, &machine, Policy::default());
     let mut kernel = full(2);
     kernel.data.insert(1, HUGE - 4096);
-    let outcome = lift(&segments, &plan, &machine, &Budget { fill: true, ..BUDGET }, &mut kernel);
+    let outcome = lift(&segments, &plan, &machine, &Budget { fill: Fill::All, ..BUDGET }, &mut kernel);
     assert_eq!((kernel.calls, &outcome.segments[0].refused[0].reason), (vec![0], &reason));
 }
 

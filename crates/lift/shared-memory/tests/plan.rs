@@ -3,7 +3,8 @@
 use address_space::{Address, AddressRange, Mapping, MappingName, PageSize, Protection, RangeSet};
 use proptest::prelude::*;
 use shared_memory::{
-    Contents, Held, Machine, Mapped, Policy, Reason, Segment, SegmentKey, SegmentKind, View, Work, most_holes, plan,
+    Contents, Fill, Held, Machine, Mapped, Policy, Reason, Segment, SegmentKey, SegmentKind, View, Work, most_holes,
+    plan,
 };
 
 const HUGE: u64 = 1 << 21;
@@ -48,7 +49,7 @@ fn a_block_is_lifted_from_seven_eighths_on_or_when_asked_for() {
     assert_eq!(work.iter().map(|work| (work.block, work.held.adds(huge()))).collect::<Vec<_>>(), [(0, 0), (1, most)]);
     let would_add = most + 4096 + HUGE - 4096;
     assert_eq!(refused, [(Reason::Holes { would_add }, 2, HUGE - most)]);
-    let fill = Policy { fill: true, ..Policy::default() };
+    let fill = Policy { fill: Fill::All, ..Policy::default() };
     let (work, refused) = planned(segment(vec![view(START, 4, 0)], &blocks, 4 * HUGE), &machine(), fill);
     assert_eq!((work.len(), refused.len()), (4, 0));
     assert_eq!(work.iter().map(|work| work.held.adds(huge())).sum::<u64>(), most + would_add);
@@ -191,16 +192,16 @@ fn swapped_data_is_read_back_only_if_asked_for_and_counts_as_added() {
     one.contents.as_mut().unwrap().room = Some(0);
     let (work, refused) = planned(one.clone(), &machine(), Policy::default());
     assert_eq!((work.len(), refused), (1, vec![(Reason::SwappedOut { swapped: HUGE + 4096 }, 2, 2 * HUGE)]));
-    let all = plan(&[one.clone()], &machine(), Policy { fill: true, most: None }).segments.remove(0);
+    let all = plan(&[one.clone()], &machine(), Policy { fill: Fill::All, most: None }).segments.remove(0);
     assert_eq!((all.work.len(), all.adds(huge()), all.data), (3, HUGE + 4096, 3 * HUGE));
-    let (work, refused) = planned(one, &machine(), Policy { fill: true, most: Some(4096) });
+    let (work, refused) = planned(one, &machine(), Policy { fill: Fill::All, most: Some(4096) });
     assert_eq!((work.len(), refused), (2, vec![(Reason::MostMemory { most: 4096 }, 1, HUGE)]));
 }
 
 #[test]
 fn holes_that_userfaultfd_watches_are_not_filled() {
     let blocks = [(0, HUGE), (1, HUGE - 4096), (2, HUGE)];
-    let fill = Policy { fill: true, most: None };
+    let fill = Policy { fill: Fill::All, most: None };
     // Linux 6.1 to 6.3 do not check, so that no hole is filled there.
     let reason = Reason::FillsUnasked { found: "6.1".to_owned() };
     let old = Machine { no_fill: Some(reason.clone()), ..machine() };
@@ -252,11 +253,21 @@ fn private_pages_of_two_processes_and_guard_pages_are_left_alone_whatever_is_ask
     let common = |bytes| Held { common: bytes, ..present(HUGE) };
     let guarded = Held { guards: 4096, ..present(HUGE - 4096) };
     let one = private(&[(0, 4)], &[(0, common(4096)), (1, common(HUGE)), (2, guarded), (3, present(HUGE - 4096))]);
-    let (work, refused) = planned(one, &machine(), Policy { fill: true, most: None });
+    let (work, refused) = planned(one, &machine(), Policy { fill: Fill::All, most: None });
     assert_eq!(work.len(), 1);
     let expected = [(Reason::Forked { common: HUGE + 4096 }, 2, 2 * HUGE), (Reason::Guarded, 1, HUGE - 4096)];
     assert_eq!(refused, expected);
     assert_eq!(expected[0].0.fix().as_deref(), Some("again once the other process has ended"));
+}
+
+#[test]
+fn a_block_that_is_half_full_is_filled_only_by_request() {
+    let segment = segment(vec![view(START, 4 * HUGE, 0)], &[(0, HUGE / 2), (1, HUGE / 2 - 4096)], 4 * HUGE);
+    for (fill, expected) in [(Fill::Few, vec![]), (Fill::Half, vec![0]), (Fill::All, vec![0, 1])] {
+        let plan = plan(std::slice::from_ref(&segment), &machine(), Policy { fill, most: None });
+        let work: Vec<u64> = plan.segments[0].work.iter().map(|work| work.block).collect();
+        assert_eq!(work, expected, "{fill:?}");
+    }
 }
 
 proptest! {
@@ -276,7 +287,7 @@ proptest! {
             .collect();
         let blocks: Vec<(u64, u64)> = blocks.into_iter().collect();
         let one = segment(views, &blocks, length);
-        let plan = plan(std::slice::from_ref(&one), &machine(), Policy { fill, most }).segments.remove(0);
+        let plan = plan(std::slice::from_ref(&one), &machine(), Policy { fill: fill.into(), most }).segments.remove(0);
         let refused: u64 = plan.refused.iter().map(|refused| refused.blocks).sum();
         prop_assert_eq!(plan.work.len() as u64 + refused, blocks.len() as u64);
         let kept: u64 = plan.work.iter().map(|work| work.held.data()).sum();

@@ -33,7 +33,7 @@ use kernel::{Live, Rooms};
 use options::Kind;
 use report::Before;
 use serde::Serialize;
-use shared_memory::{Budget, Machine, Plan, Policy, lift, plan_within};
+use shared_memory::{Budget, Fill, Machine, Plan, Policy, lift, plan_within};
 use sharers::Sharers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -82,8 +82,8 @@ pub struct InPlaceOptions<'a> {
     pub memory: InPlace,
     /// The property that the processes must have.
     pub chosen: Chosen<'a>,
-    /// Fill blocks however many holes they have.
-    pub fill: bool,
+    /// The blocks with holes that are filled.
+    pub fill: Fill,
     /// Most bytes that are added: holes that are filled, and swapped data that is read back.
     pub most: Option<u64>,
 }
@@ -91,7 +91,7 @@ pub struct InPlaceOptions<'a> {
 impl InPlaceOptions<'_> {
     /// The usual lift of this memory.
     pub const fn of(memory: InPlace) -> Self {
-        Self { memory, chosen: Chosen::ByNumber, fill: false, most: None }
+        Self { memory, chosen: Chosen::ByNumber, fill: Fill::Few, most: None }
     }
 }
 

@@ -172,7 +172,7 @@ impl Filling {
         for growing in growing.iter_mut() {
             let options = InPlaceOptions {
                 chosen: Chosen::ByDescent(family),
-                fill: start.fill,
+                fill: start.fill.into(),
                 most: start.most,
                 ..InPlaceOptions::of(growing.memory())
             };
