@@ -120,7 +120,7 @@ impl Allocator {
             evidence += &format!("; V8 {version}");
         }
         if program.is_cut {
-            evidence += "; some of its libraries were not looked for: its lists of folders are too long";
+            evidence += "; some of its libraries were not searched: its lists of folders are too long";
         }
         Self { family, place, preloaded, runtime, starts_threads, evidence, settings }
     }

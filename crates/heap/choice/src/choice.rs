@@ -256,7 +256,7 @@ fn has_thp(version: Option<&str>) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (5, 1)
 }
 
-/// Why a jemalloc without [`has_thp`] is not told to use huge pages.
+/// Why a jemalloc without [`has_thp`] gets no setting for huge pages.
 fn without_thp(version: Option<&str>) -> &'static str {
     match version {
         Some(_) => "this jemalloc has no setting for huge pages",

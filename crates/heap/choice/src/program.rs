@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// No program loads more libraries than this by DT_NEEDED.
 const MOST_LIBRARIES: usize = 1000;
-/// Paths at which the libraries of one program are looked for. 500 libraries, each in the last of 100 folders, need 50,000.
+/// Maximum number of paths that are searched for the libraries of one program. 500 libraries, each in the last of 100 folders, need 50,000.
 const MOST_LOOKUPS: usize = 1 << 16;
 
 /// An executable with its preloaded and needed libraries, in the order in which symbols are looked up.
@@ -26,7 +26,7 @@ pub struct Program {
     pub libraries: Vec<ElfFacts>,
     /// Number of the libraries that LD_PRELOAD puts first.
     pub preloaded: usize,
-    /// Some libraries were not looked for, because the lists of folders are too long.
+    /// Some libraries were not searched, because the lists of folders are too long.
     pub is_cut: bool,
 }
 
@@ -144,7 +144,7 @@ impl Program {
     }
 }
 
-/// Finds a library. Each path at which it is looked for takes one from `lookups`; at 0 the search ends.
+/// Finds a library. Each path that is tried takes one from `lookups`; at 0 the search ends.
 fn find(
     paths: &SearchPaths,
     name: &str,
