@@ -398,7 +398,7 @@ mod tests {
             let mut report =
                 report(Vec::new(), vec![(AddressRange::sized(Address(PAGE), bytes), Reason::RunningAndWritable)]);
             let of = |huge| Anonymous { resident: 700 << 20, huge };
-            report.heap = Some(HeapInPlace { before: of(0), after: of(698 << 20), left: 0 });
+            report.heap = Some(HeapInPlace { before: of(0), after: of(698 << 20), left: 0, left_alone: Vec::new() });
             report.is_complete()
         };
         assert!(beside_a_heap(360 << 10) && !beside_a_heap(2 * huge));
@@ -419,7 +419,7 @@ mod tests {
         (report.lift.ranges[0].kinds, report.lift.refusals[2].kinds) = (vec![Kind::Heap], vec![Kind::Heap]);
         assert!(!report.is_complete(), "data");
         let of = |huge| Anonymous { resident: 64 << 20, huge };
-        report.heap = Some(HeapInPlace { before: of(0), after: of(62 << 20), left: 0 });
+        report.heap = Some(HeapInPlace { before: of(0), after: of(62 << 20), left: 0, left_alone: Vec::new() });
         assert!(report.is_complete());
         assert_eq!(
             report.line_beside_heap(),

@@ -2,15 +2,13 @@
 //! way for that allocator ([`choose`]).
 //!
 //! Reading files and choosing are separate: [`Program::read`] only reads ELF files, and the choice is a function of the
-//! facts, the machine and the user's environment. [`collapse_while_it_runs`] serves programs that no setting and no
-//! preloaded library reaches. [`read_preloaded`] reads the contents of a preloaded heap. [`cures`] are settings that
-//! end the TLB shootdowns of an allocator.
+//! facts, the machine and the user's environment. [`read_preloaded`] reads the contents of a preloaded heap. [`cures`] are
+//! settings that end the TLB shootdowns of an allocator.
 #![forbid(unsafe_code)]
 
 mod account;
 mod allocator;
 mod choice;
-mod collapse;
 pub mod cures;
 mod default_folders;
 mod elf;
@@ -27,7 +25,6 @@ mod small_blocks;
 pub use account::{NotRead, PreloadedHeap, SmallUse, read_preloaded};
 pub use allocator::{Allocator, AllocatorOrigin, Family, Runtime};
 pub use choice::{Context, Forced, HeapChoice, Preload, choose};
-pub use collapse::{CollapseError, collapse_once, collapse_while_it_runs, collapsible};
 pub use default_folders::Linker;
 pub use elf::{ElfFacts, Reads};
 pub use libraries::{LoaderCache, SearchPaths};

@@ -18,6 +18,8 @@ pub enum Chosen<'a> {
     ByProgram(&'a str),
     /// They are in this control group or one below it; a path as in `/proc/PID/cgroup` (cgroups(7)).
     ByCgroup(&'a str),
+    /// It is this process, as long as it runs: its PID, and a handle that was opened before.
+    ByHandle(i32, &'a ProcessHandle),
     /// They are a program and its descendants.
     ByDescent(&'a Descendants),
 }
@@ -27,7 +29,7 @@ impl<'a> Chosen<'a> {
     pub(crate) const fn program(self) -> Option<&'a str> {
         match self {
             Self::ByProgram(name) => Some(name),
-            Self::ByNumber | Self::ByCgroup(_) | Self::ByDescent(_) => None,
+            Self::ByNumber | Self::ByHandle(..) | Self::ByCgroup(_) | Self::ByDescent(_) => None,
         }
     }
 
@@ -36,6 +38,7 @@ impl<'a> Chosen<'a> {
         match self {
             Self::ByNumber => true,
             Self::ByProgram(name) => runs_program(pid, name),
+            Self::ByHandle(own, handle) => pid == own && handle.is_alive(),
             Self::ByDescent(family) => family.includes(pid),
             Self::ByCgroup(group) => {
                 ProcessFiles::of(pid).text("cgroup").is_ok_and(|membership| is_in_group(&membership, group))
@@ -61,6 +64,7 @@ impl<'a> Chosen<'a> {
             Self::ByNumber => "needed: the number of a process".to_owned(),
             Self::ByProgram(name) => format!("no process runs a program named {name}; `ps -e` lists those that run"),
             Self::ByCgroup(group) => format!("no process is in the control group {group}"),
+            Self::ByHandle(..) => "the process has ended".to_owned(),
             Self::ByDescent(_) => "the program and its descendants have ended".to_owned(),
         };
         if pids.is_empty() { Err(SessionError::Refused(none)) } else { Ok(pids) }
@@ -120,6 +124,7 @@ impl<'a> Members<'a> {
     pub fn have_ended(&self) -> bool {
         match self.chosen {
             Chosen::ByNumber => !self.by_number.iter().any(|(_, handle)| handle.is_alive()),
+            Chosen::ByHandle(_, handle) => !handle.is_alive(),
             Chosen::ByDescent(family) => !family.pids().into_iter().any(|pid| family.includes(pid)),
             Chosen::ByProgram(_) | Chosen::ByCgroup(_) => self.last_seen.elapsed() >= MOST_ABSENCE,
         }

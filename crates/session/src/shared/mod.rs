@@ -113,6 +113,24 @@ pub fn lift_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlac
     lift_within(pids, options, &mut Rooms::default(), Turn::Only).map(|(report, _)| report)
 }
 
+/// Lifts of the same memory, one after the other. Half of the room that the first ones found stays free.
+pub(crate) struct RepeatedLift(Rooms);
+
+impl RepeatedLift {
+    /// Before the first lift.
+    pub fn begin() -> Self {
+        Self(Rooms::that_may_compact())
+    }
+
+    /// Lifts memory of some processes.
+    ///
+    /// # Errors
+    /// As for [`lift_in_place`].
+    pub fn lift(&mut self, pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlaceReport, SessionError> {
+        lift_within(pids, options, &mut self.0, Turn::Later).map(|(report, _)| report)
+    }
+}
+
 /// The place of a lift among all lifts of the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {

@@ -26,6 +26,9 @@ pub struct LeftAlone {
     /// Nothing is missing: no huge page fits there, or it is one of the pool.
     #[serde(skip)]
     pub is_fine: bool,
+    /// The reason as a value, if there is one.
+    #[serde(skip)]
+    pub cause: Option<Reason>,
 }
 
 impl LeftAlone {
@@ -34,7 +37,8 @@ impl LeftAlone {
         // A setting that could not be restored keeps no block from huge pages.
         let is_note = matches!(refused.reason, Reason::NotSuspended { .. }) && refused.blocks == 0;
         let is_fine = is_note || matches!(refused.reason, Reason::NoWholeBlock { .. } | Reason::Pool);
-        Self { reason, fix, blocks: refused.blocks, bytes: refused.bytes, is_fine }
+        let cause = Some(refused.reason.clone());
+        Self { reason, fix, blocks: refused.blocks, bytes: refused.bytes, is_fine, cause }
     }
 }
 

@@ -4,16 +4,15 @@
 #![allow(unsafe_code)]
 
 use super::companion::Companion;
+use super::filling::lock;
 use super::handler::{LiftedProgram, Lifter, Listeners};
 use super::preparation::{prepare, work_with};
 use super::{StartEvent, StartOptions};
 use crate::files::ProgramPath;
-use crate::heap::anonymous;
-use heap_choice::{CollapseError, collapse_while_it_runs};
+use crate::heap::{anonymous, collapse_while_it_runs};
 use lift_plan::StartWork;
 use linux::bare;
 use linux::process_handle::ProcessHandle;
-use machine_facts::base_page;
 use nix::errno::Errno;
 use nix::unistd::{ForkResult, Pid, fork, getppid};
 use process_view::ObjectReader;
@@ -21,7 +20,7 @@ use ptrace::{Follower, Helper, Tracer, launch, leave_session_of, refusal};
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
@@ -96,29 +95,24 @@ fn lift_all(
     }
     live_on(program);
     let tell = Mutex::new(lifter.into_tell());
-    let tell_alone = |event: &StartEvent<'_>| tell.lock().unwrap_or_else(PoisonError::into_inner)(event);
-    let settled = || {
-        if let Ok(now) = anonymous(pid) {
-            tell_alone(&StartEvent::HeapCollapsed { pid, now });
-        }
-    };
-    let collapsed = thread::scope(|scope| {
-        let collapsing = collapse.map(|huge| {
+    thread::scope(|scope| {
+        let tell_of_heap = |why: &str| (lock(&tell))(&StartEvent::HeapNotCollapsed { pid, why });
+        let settled = || {
+            if let Ok(now) = anonymous(pid) {
+                (lock(&tell))(&StartEvent::HeapCollapsed { pid, now });
+            }
+        };
+        if let Some(huge) = collapse {
             let collapse = move || match handle {
-                Ok(process) => collapse_while_it_runs(&process, pid, huge, base_page(), settled),
-                Err(error) => Err(CollapseError::Refused(error)),
+                Ok(process) => collapse_while_it_runs(&process, pid, huge, &mut &tell_of_heap, &settled),
+                Err(error) => tell_of_heap(&format!("the program cannot be watched: {error}")),
             };
-            thread::Builder::new().spawn_scoped(scope, collapse)
-        });
-        companion.work(&mut |event: &StartEvent<'_>| tell_alone(event));
-        match collapsing? {
-            Ok(collapsing) => collapsing.join().ok(),
-            Err(error) => Some(Err(CollapseError::Refused(error))),
+            if let Err(error) = thread::Builder::new().spawn_scoped(scope, collapse) {
+                tell_of_heap(&format!("no thread could be started that collapses it: {error}"));
+            }
         }
+        companion.work(&mut |event: &StartEvent<'_>| (lock(&tell))(event));
     });
-    if let Some(Err(CollapseError::Refused(error))) = collapsed {
-        tell_alone(&StartEvent::HeapNotCollapsed { pid, error: &error });
-    }
     if getppid() == program {
         // A child of the program that ends is a zombie.
         stay_until_its_end(pid);

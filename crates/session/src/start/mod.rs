@@ -195,11 +195,11 @@ pub enum StartEvent<'a> {
         /// Its anonymous memory.
         now: Anonymous,
     },
-    /// The heap is not collapsed (any more). The program runs.
+    /// Part of the heap or all is not collapsed. The program runs.
     HeapNotCollapsed {
         /// The process.
         pid: i32,
-        /// The kernel's error.
-        error: &'a io::Error,
+        /// Why, with needed or the fix.
+        why: &'a str,
     },
 }

@@ -340,9 +340,8 @@ impl<'a> Teller<'a> {
                 self.say_later(*pid, &format!("{what}: {error}"), "");
             }
             StartEvent::HeapCollapsed { pid, now } => self.say_heap(*pid, *now),
-            StartEvent::HeapNotCollapsed { pid, error } if !self.args.outcome.quiet => {
-                let needed = session::heap::COLLAPSE_NEEDS;
-                self.say_later(*pid, &format!("pagelift: heap: collapsing is refused ({error}); {needed}"), "");
+            StartEvent::HeapNotCollapsed { pid, why } if !self.args.outcome.quiet => {
+                self.say_later(*pid, &format!("pagelift: heap: {why}"), "");
             }
             StartEvent::HeapNotCollapsed { .. } => {}
         }

@@ -58,6 +58,10 @@ pub fn in_place(heap: &HeapInPlace) -> String {
     if heap.left > 0 {
         text += &format!("; {} in dense blocks could not be collapsed", format_bytes(heap.left));
     }
+    for left in &heap.left_alone {
+        let fix = left.fix.as_ref().map(|fix| format!(" (fix: {fix})")).unwrap_or_default();
+        text += &format!("; left: {}{fix}", printable(&left.reason));
+    }
     text
 }
 
@@ -124,6 +128,7 @@ mod tests {
     use super::*;
     use heap_abi::{AccountCopy, Shortage};
     use heap_choice::{NotKnown, SmallUse};
+    use session::shared::LeftAlone;
 
     const ACCOUNT: AccountCopy = AccountCopy {
         pool_page: 0,
@@ -158,7 +163,8 @@ mod tests {
     fn what_was_achieved_comes_first() {
         let mut report = LiftReport::new(7, "server".to_owned());
         let anonymous = |huge| Anonymous { resident: 700 << 20, huge };
-        report.heap = Some(HeapInPlace { before: anonymous(0), after: anonymous(698 << 20), left: 0 });
+        report.heap =
+            Some(HeapInPlace { before: anonymous(0), after: anonymous(698 << 20), left: 0, left_alone: Vec::new() });
         let text = outcome(&report);
         assert!(
             text.starts_with(
@@ -171,11 +177,15 @@ mod tests {
             "{text}"
         );
         assert!(report.is_complete(), "the heap was asked for, and there is no code to lift");
-        report.heap = Some(HeapInPlace { before: anonymous(0), after: anonymous(0), left: 4 << 20 });
+        let (reason, fix) = ("shared since a fork".to_owned(), Some("later".to_owned()));
+        let left_alone = vec![LeftAlone { reason, fix, blocks: 2, bytes: 4 << 20, is_fine: false, cause: None }];
+        report.heap = Some(HeapInPlace { before: anonymous(0), after: anonymous(0), left: 4 << 20, left_alone });
         let text = outcome(&report);
         assert!(
             text.starts_with("pagelift: server[7]: nothing lifted")
-                && text.ends_with("4.0 MiB in dense blocks could not be collapsed"),
+                && text.ends_with(
+                    "4.0 MiB in dense blocks could not be collapsed; left: shared since a fork (fix: later)"
+                ),
             "{text}"
         );
         assert!(!report.is_complete());

@@ -261,7 +261,7 @@ mod tests {
     }
 
     fn left(reason: &str, is_fine: bool) -> LeftAlone {
-        LeftAlone { reason: reason.to_owned(), fix: Some("wait".to_owned()), blocks: 1, bytes: 1, is_fine }
+        LeftAlone { reason: reason.to_owned(), fix: Some("wait".to_owned()), blocks: 1, bytes: 1, is_fine, cause: None }
     }
 
     #[test]
