@@ -46,6 +46,7 @@ pub fn plan(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> 
     });
     candidates.into_iter().for_each(|candidate| planner.decide(candidate));
     planner.drop_fallbacks_beyond_means();
+    planner.count_pages_of_whole_lift();
     planner.plan
 }
 
@@ -436,14 +437,19 @@ impl<'a> Planner<'a> {
     fn pool_shortage(&self, needed: u64, available: u64, total: u64) -> Reason {
         let (size, elsewhere) = (self.size, self.pool_elsewhere.get(&self.size).copied().unwrap_or(0));
         match &self.placed {
-            Ok(Some(placed)) if available + elsewhere >= needed => {
-                Reason::PoolOnOtherNodes { size, needed, available, elsewhere, nodes: placed.nodes.clone() }
-            }
+            Ok(Some(placed)) if available + elsewhere >= needed => Reason::PoolOnOtherNodes {
+                size,
+                needed,
+                available,
+                elsewhere,
+                nodes: placed.nodes.clone(),
+                whole: needed,
+            },
             _ => match self.machine.pool_limits.iter().find(|limit| limit.size == size && limit.pool >= needed) {
                 Some(PoolLimit { limit, file, .. }) => {
                     Reason::PoolLimited { size, needed, available, limit: *limit, file: file.clone() }
                 }
-                None => Reason::PoolTooSmall { size, needed, available, total },
+                None => Reason::PoolTooSmall { size, needed, available, total, whole: needed },
             },
         }
     }
@@ -515,6 +521,20 @@ impl<'a> Planner<'a> {
             }
         }
         copy
+    }
+
+    /// Adds the pages of all ranges to each refusal for want of pages, so that one reservation is enough.
+    fn count_pages_of_whole_lift(&mut self) {
+        let missing = |refusal: &Refusal| match refusal.reason {
+            Reason::PoolTooSmall { needed, .. } | Reason::PoolOnOtherNodes { needed, .. } => needed,
+            _ => 0,
+        };
+        let all = self.plan.pool_pages(self.size) + self.plan.refusals.iter().map(missing).sum::<u64>();
+        for refusal in &mut self.plan.refusals {
+            if let Reason::PoolTooSmall { whole, .. } | Reason::PoolOnOtherNodes { whole, .. } = &mut refusal.reason {
+                *whole = all;
+            }
+        }
     }
 
     fn refuse(&mut self, object: &str, kinds: Vec<Kind>, range: AddressRange, reason: Reason) {

@@ -32,6 +32,8 @@ pub enum Reason {
         available: u64,
         /// Pages in the pool now.
         total: u64,
+        /// Pages that all ranges of the plan need together.
+        whole: u64,
     },
     /// The pool has enough pages, but not on the nodes from which they must come.
     PoolOnOtherNodes {
@@ -45,6 +47,8 @@ pub enum Reason {
         elsewhere: u64,
         /// The nodes.
         nodes: Nodes,
+        /// Pages that all ranges of the plan need together.
+        whole: u64,
     },
     /// The pool has enough pages, but a cgroup does not allow as many.
     PoolLimited {
@@ -217,10 +221,10 @@ impl Reason {
     /// The command or change that fixes it, if there is one.
     pub fn fix(&self) -> Option<String> {
         match self {
-            Self::PoolTooSmall { size, needed, .. } => Some(format!("pagelift pool reserve {}:{needed}", size.word())),
-            Self::PoolOnOtherNodes { size, needed, nodes, .. } => {
+            Self::PoolTooSmall { size, whole, .. } => Some(format!("pagelift pool reserve {}:{whole}", size.word())),
+            Self::PoolOnOtherNodes { size, nodes, whole, .. } => {
                 let node = nodes.iter().next()?;
-                Some(format!("pagelift pool reserve {}:{needed}@{node}", size.word()))
+                Some(format!("pagelift pool reserve {}:{whole}@{node}", size.word()))
             }
             Self::PoolLimited { size, needed, available, limit, file } => {
                 let missing = needed.saturating_sub(*available).saturating_mul(size.bytes());
@@ -257,9 +261,7 @@ impl Reason {
             _ => None,
         }
     }
-}
 
-impl Reason {
     /// True if memory is left for this reason after every complete lift of the program.
     pub const fn is_expected(&self) -> bool {
         matches!(self, Self::NoWholePage { .. }) || self.is_for_tools()
@@ -279,6 +281,11 @@ impl Reason {
     }
 }
 
+/// Writes the pages of the whole lift if one range needs fewer.
+fn write_whole(f: &mut fmt::Formatter<'_>, needed: u64, whole: u64) -> fmt::Result {
+    if whole > needed { write!(f, "; the whole lift needs {whole}") } else { Ok(()) }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -289,14 +296,15 @@ impl fmt::Display for Reason {
             Self::NoWholePage { bytes, size } => {
                 write!(f, "holds no whole {size} page ({})", format_bytes(*bytes))
             }
-            Self::PoolTooSmall { size, needed, available, .. } => {
-                write!(f, "needs {needed} pages of {size} from the pool, {available} available")
+            Self::PoolTooSmall { size, needed, available, whole, .. } => {
+                write!(f, "needs {needed} pages of {size} from the pool, {available} available")?;
+                write_whole(f, *needed, *whole)
             }
-            Self::PoolOnOtherNodes { size, needed, available, elsewhere, nodes } => write!(
-                f,
-                "needs {needed} pages of {size} from the pool on {nodes}, {available} available there; {elsewhere} on \
-                 other nodes may not be used"
-            ),
+            Self::PoolOnOtherNodes { size, needed, available, elsewhere, nodes, whole } => {
+                write!(f, "needs {needed} pages of {size} from the pool on {nodes}, {available} available there; ")?;
+                write!(f, "{elsewhere} on other nodes may not be used")?;
+                write_whole(f, *needed, *whole)
+            }
             Self::PoolLimited { size, needed, available, file, .. } => {
                 write!(f, "needs {needed} pages of {size} from the pool, {available} allowed by {file}")
             }
@@ -427,9 +435,9 @@ mod tests {
         let bound = "available memory".to_owned();
         let expected = [
             (
-                Reason::PoolTooSmall { size, needed: 7, available: 3, total: 10 },
-                "needs 7 pages of 2 MiB from the pool, 3 available",
-                "pagelift pool reserve 2M:7",
+                Reason::PoolTooSmall { size, needed: 4, available: 0, total: 9, whole: 13 },
+                "needs 4 pages of 2 MiB from the pool, 0 available; the whole lift needs 13",
+                "pagelift pool reserve 2M:13",
             ),
             (
                 Reason::PoolLimited {
@@ -449,6 +457,7 @@ mod tests {
                     available: 2,
                     elsewhere: 40,
                     nodes: [1, 0].into_iter().collect(),
+                    whole: 7,
                 },
                 "needs 7 pages of 2 MiB from the pool on nodes 0, 1, 2 available there; 40 on other nodes may not be used",
                 "pagelift pool reserve 2M:7@0",

@@ -53,7 +53,12 @@ fn the_pool_serves_to_its_last_page() {
     let short = with(4);
     assert_eq!(sources(&short), [vec![Source::Hugetlb], vec![]]);
     let size = page_size(HUGE);
-    assert_eq!(*only_refusal(&short), Reason::PoolTooSmall { size, needed: 3, available: 2, total: 9 });
+    let refusal = only_refusal(&short);
+    assert_eq!(*refusal, Reason::PoolTooSmall { size, needed: 3, available: 2, total: 9, whole: 5 });
+    assert_eq!(refusal.fix().as_deref(), Some("pagelift pool reserve 16K:5"), "the pages of code too");
+    let none = with(0);
+    let fixes: Vec<_> = none.refusals.iter().map(|refusal| refusal.reason.fix().unwrap()).collect();
+    assert_eq!(fixes, ["pagelift pool reserve 16K:5"; 2]);
 }
 
 #[test]

@@ -43,7 +43,8 @@ fn pages_of_other_nodes_are_named_and_not_used() {
     let short = |numa, allowed: &[u32]| made(&machine([2, 40], allowed), Pages::Hugetlb, numa);
     for plan in [short(Numa::Own, &[0]), short(Numa::Node(0), &[0, 1]), short(Numa::Interleave, &[0])] {
         let size = page_size(HUGE);
-        let expected = Reason::PoolOnOtherNodes { size, needed: 3, available: 2, elsewhere: 40, nodes: nodes(&[0]) };
+        let expected =
+            Reason::PoolOnOtherNodes { size, needed: 3, available: 2, elsewhere: 40, nodes: nodes(&[0]), whole: 3 };
         assert_eq!(plan.refusals[0].reason, expected);
         assert!(plan.lifts.is_empty());
     }
@@ -58,10 +59,11 @@ fn other_nodes_are_named_only_where_their_pages_would_be_enough() {
         let plan = made(&machine(free, &[0, 1]), Pages::Hugetlb, Numa::Node(0));
         plan.refusals[0].reason.clone()
     };
-    let too_small = |available, total| Reason::PoolTooSmall { size, needed: 3, available, total };
+    let too_small = |available, total| Reason::PoolTooSmall { size, needed: 3, available, total, whole: 3 };
     assert_eq!(reason([2, 0]), too_small(2, 2));
     assert_eq!(reason([1, 1]), too_small(1, 2));
-    let elsewhere = Reason::PoolOnOtherNodes { size, needed: 3, available: 0, elsewhere: 3, nodes: nodes(&[0]) };
+    let elsewhere =
+        Reason::PoolOnOtherNodes { size, needed: 3, available: 0, elsewhere: 3, nodes: nodes(&[0]), whole: 3 };
     assert_eq!(reason([0, 3]), elsewhere);
 }
 
