@@ -68,7 +68,7 @@ impl HeapArgs {
 }
 
 /// A number of bytes in the largest unit that divides it: `8G`.
-fn size_word(bytes: u64) -> String {
+pub fn size_word(bytes: u64) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let unit = units.into_iter().find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift);
     unit.map_or_else(|| bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))

@@ -2,7 +2,7 @@
 
 use super::needed::{Needed, by_command, by_target, pool_policy, this_program};
 use super::nodes::placed;
-use crate::arguments::heap::HeapArgs;
+use crate::arguments::heap::{HeapArgs, size_word};
 use crate::arguments::policy::{PolicyArgs, words};
 use crate::output::Output;
 use crate::root_program;
@@ -129,9 +129,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         out.print_json(&document)?;
         return Ok(());
     }
-    // `attach` puts no heap on pool pages.
-    let heap = if args.command.is_empty() { String::new() } else { heap_words(args) };
-    let (words, policy) = (plan_words(args), policy_words(args) + &heap);
+    let (words, policy) = (plan_words(args), policy_words(args) + &heap_words(args));
     let machine = boot_machine(args);
     let shown = text::ShownPlan {
         needed: &needed,
@@ -176,7 +174,13 @@ fn needed(args: &PlanArgs) -> anyhow::Result<Needed> {
                 let (name, notes) = (request.to_string(), Vec::new());
                 take(Needed { name, requests: vec![request], notes, pid: None })?;
             }
-            None => take(by_target(target, &policy)?)?,
+            None => {
+                let needed = by_target(target, &policy)?;
+                if let (true, Some(pid)) = (args.command.is_empty(), needed.pid) {
+                    refuse_running_heap(&args.heap, &needed.name, pid)?;
+                }
+                take(needed)?;
+            }
         }
     }
     if !args.command.is_empty() {
@@ -212,6 +216,18 @@ fn of_heap(heap: &HeapArgs) -> anyhow::Result<Option<PoolRequest>> {
              fix: --heap=2M --heap-reserve SIZE, or no --heap"
         ),
     }
+}
+
+/// Refuses a heap on pool pages for a running process: only a start puts it there.
+fn refuse_running_heap(heap: &HeapArgs, name: &str, pid: i32) -> anyhow::Result<()> {
+    let HeapPages::Pool(size) = heap.heap else { return Ok(()) };
+    let reserve = heap.heap_reserve.map_or_else(|| "SIZE".to_owned(), size_word);
+    bail!(
+        "found --heap={} for {name}, which runs: its heap cannot take pool pages; fix: `pagelift pool plan --heap={} \
+         --heap-reserve {reserve} -- CMD` for its next start, or `pagelift attach --heap=thp {pid}`",
+        size.word(),
+        size.word()
+    )
 }
 
 fn heap_words(args: &PlanArgs) -> String {
@@ -325,6 +341,23 @@ pub fn is_gigantic(size: PageSize) -> bool {
 mod tests {
     use super::*;
     use address_space::PageSize;
+
+    #[test]
+    fn the_heap_of_a_running_process_gets_no_pages() {
+        let of = |heap, reserve| {
+            refuse_running_heap(&HeapArgs { heap, heap_reserve: reserve, heap_allocator: None }, "redis[7]", 7)
+        };
+        let pool = HeapPages::Pool(PageSize::new(2 << 20).unwrap());
+        assert!(of(HeapPages::Off, None).is_ok());
+        let expected = |reserve| {
+            format!(
+                "found --heap=2M for redis[7], which runs: its heap cannot take pool pages; fix: `pagelift pool plan --heap=2M \
+                 --heap-reserve {reserve} -- CMD` for its next start, or `pagelift attach --heap=thp 7`"
+            )
+        };
+        assert_eq!(of(pool, Some(128 << 20)).unwrap_err().to_string(), expected("128M"));
+        assert_eq!(of(pool, None).unwrap_err().to_string(), expected("SIZE"), "not the fix --heap-reserve alone");
+    }
 
     #[test]
     fn a_heap_needs_the_pages_of_its_reserve() {
