@@ -91,13 +91,16 @@ add_executable(moved ${SOURCE}/tests/page_cache/programs/large_code.c)
 target_include_directories(moved PRIVATE ${SOURCE}/tests/support/programs)
 target_link_options(moved PRIVATE -Wl,-Ttext=0x1001000)
 pagelift_align(moved RELAYOUT)
+file(WRITE ${CMAKE_BINARY_DIR}/small.c \"int main(void) { return 0; }\")
+add_executable(small ${CMAKE_BINARY_DIR}/small.c)
+pagelift_align(small RELAYOUT)
 ";
     fs::write(t.folder().join("CMakeLists.txt"), project)?;
     let program = t.pagelift(&[])?.get_program().to_owned();
     let options = format!("-DSOURCE=$SOURCE -DCMAKE_PREFIX_PATH=$PREFIX -DPAGELIFT_EXECUTABLE={}", program.display());
-    // pagelift_align runs after each link step.
+    // pagelift_align runs after each link step, and leaves a small program as it is.
     let line = format!(
-        "cmake -S . -B build {options} && cmake --build build && touch CMakeLists.txt && cmake --build build --clean-first
+        "cmake -S . -B build {options} && cmake --build build && ./build/small && touch CMakeLists.txt && cmake --build build --clean-first
         readelf -lW build/moved | grep -q 'LOAD .* R E 0x200000$' && echo | ./build/moved"
     );
     let said = shell(t, &prefix, &line)?;

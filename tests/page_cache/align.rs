@@ -84,9 +84,18 @@ fn refused(t: &Context) -> Result<()> {
     let fixed = large_program(t, "")?;
     let text = t.folder().join("text");
     fs::write(&text, "no program")?;
-    let cases =
-        [(fixed.as_path(), "of a fixed address"), (&text, "no sound 64-bit"), ("/dev/null".as_ref(), "regular file")];
-    for (path, says) in cases {
+    let before = fs::read(&fixed)?;
+    for options in [&[][..], &["--check"], &["--relayout"]] {
+        let said = align(t, options, &fixed)?.success()?.stdout;
+        ensure!(
+            said.contains("agree with huge pages of 2 MiB already") && !said.contains("fix:"),
+            "{options:?}: {said}"
+        );
+    }
+    ensure!(fs::read(&fixed)? == before, "changed a program that has nothing to gain");
+    let never_aligned = align(t, &["--undo"], &fixed)?;
+    ensure!(never_aligned.stderr.contains("found no record") && !never_aligned.stderr.contains("os error"));
+    for (path, says) in [(text.as_path(), "no sound 64-bit"), ("/dev/null".as_ref(), "regular file")] {
         let output = align(t, &[], path)?;
         ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(says), "{}: {output:?}", path.display());
     }

@@ -13,11 +13,11 @@ use anyhow::{Context, bail};
 use clap::Args;
 use foreign_text::quoted_path;
 use linux::bounded::ELF_HEADERS;
-use linux::pages::transparent_huge_page;
+use linux::pages::{base_page, transparent_huge_page};
 use object::{ReadCache, ReadRef};
 use obstacles::{Obstacle, Package, obstacle, refuse_privilege};
 use options::Edges;
-use page_cache::alignment::{AlignError, Former, NewAlign, Segments, record};
+use page_cache::alignment::{AlignError, Former, NewAlign, Relayout, RelayoutError, Segments, record};
 use page_cache::replacement::{Change, Patch, ReplaceError, replace};
 use process_view::{BoundedFile, FileIdentity, open_regular_file, printable};
 use std::ffi::CString;
@@ -120,8 +120,10 @@ fn align(args: &AlignArgs, path: &Path, huge: PageSize) -> anyhow::Result<()> {
             return Ok(());
         }
         Err(error) => {
-            writeln!(out, "{}", flags(huge))?;
-            return Err(error).context(name);
+            let other_layout = Relayout::plan(&data, huge, base_page(), false, Edges::Exact).map(drop);
+            let unchanged = why_unaligned(error, other_layout, path);
+            writeln!(out, "{}", unchanged.as_ref().map_or_else(|_| flags(huge), |why| format!("{name}: {why}")))?;
+            return unchanged.map(drop).context(name);
         }
     };
     let brings = benefit(&segments, huge);
@@ -135,6 +137,30 @@ fn align(args: &AlignArgs, path: &Path, huge: PageSize) -> anyhow::Result<()> {
     }
     writeln!(out, "{}", flags(huge))?;
     Ok(())
+}
+
+/// Returns why a file that cannot be aligned has nothing to gain.
+///
+/// # Errors
+/// The reason with its fix, if another layout would bring huge pages, or if that is unknown.
+fn why_unaligned(
+    error: AlignError,
+    other_layout: Result<(), RelayoutError>,
+    path: &Path,
+) -> Result<String, anyhow::Error> {
+    match other_layout {
+        Err(nothing @ (RelayoutError::Done(_) | RelayoutError::TooSmall(_))) => Ok(nothing_to_gain(&nothing)),
+        Ok(()) => bail!("{error}; fix: pagelift align --relayout {}", quoted_path(path)),
+        Err(_) if matches!(error, AlignError::NothingCongruent(_)) => {
+            bail!("{error}; fix: link it again with the printed flags")
+        }
+        Err(_) => Err(error.into()),
+    }
+}
+
+/// Why a file is left as it is, without a failure.
+fn nothing_to_gain(why: &RelayoutError) -> String {
+    format!("{why}; nothing is changed")
 }
 
 /// The present values, each once.
@@ -277,7 +303,44 @@ fn undo<'a, R: ReadRef<'a>>(target: &Target, segments: &Segments, data: R) -> an
 }
 
 fn former_values(file: &File) -> anyhow::Result<String> {
-    let value = linux::attributes::of_file(file, RECORD)
-        .context("found no record of former values (extended attribute user.pagelift.align), needed one")?;
+    let value = match linux::attributes::of_file(file, RECORD) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODATA) => bail!(
+            "found no record of former values (extended attribute user.pagelift.align), needed the one that `pagelift align` \
+             writes"
+        ),
+        found => found.context("reading the record of former values (extended attribute user.pagelift.align)")?,
+    };
     Ok(String::from_utf8(value).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_gain_is_no_failure_and_another_layout_is_the_fix() {
+        let (huge, path) = (PageSize::new(2 << 20).unwrap(), Path::new("my program"));
+        let fixed = || AlignError::Fixed { covered: 0, code: 8 << 20 };
+        let why = |error, other_layout| why_unaligned(error, other_layout, path).map_err(|error| error.to_string());
+        let small = why(AlignError::NothingCongruent(huge), Err(RelayoutError::TooSmall(huge))).unwrap();
+        assert!(small.starts_with("found no read-only segment that holds a whole huge page") && !small.contains("fix"));
+        assert!(
+            why(fixed(), Err(RelayoutError::Done(huge))).unwrap().contains("agree with huge pages of 2 MiB already")
+        );
+        for error in [fixed(), AlignError::NothingCongruent(huge)] {
+            let refused = why(error, Ok(())).unwrap_err();
+            assert!(refused.ends_with("; fix: pagelift align --relayout 'my program'"), "{refused}");
+        }
+        let unknown = why(AlignError::NothingCongruent(huge), Err(RelayoutError::NoSections)).unwrap_err();
+        assert!(unknown.ends_with("; fix: link it again with the printed flags"), "{unknown}");
+        assert_eq!(why(fixed(), Err(RelayoutError::NoSections)).unwrap_err(), fixed().to_string());
+    }
+
+    #[test]
+    fn a_file_without_a_record_is_reported_without_the_error_of_the_kernel() {
+        let file = tempfile::tempfile().unwrap();
+        let error = format!("{:#}", former_values(&file).unwrap_err());
+        let is_supported = linux::attributes::names_of(&file).is_ok();
+        assert!(!is_supported || error.starts_with("found no record") && !error.contains("os error"), "{error}");
+    }
 }

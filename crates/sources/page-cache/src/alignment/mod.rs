@@ -47,7 +47,7 @@ pub enum AlignError {
     /// No segment's address agrees with its offset.
     #[error(
         "found no read-only segment that fills a huge page of {0} at an address that agrees with its offset, needed \
-         one; fix: link it again with the flags that `pagelift align --check` prints"
+         one"
     )]
     NothingCongruent(PageSize),
     /// Nothing is left to do.

@@ -1,7 +1,7 @@
 //! `pagelift align --relayout`.
 
 use super::obstacles::{privilege, refuse_privilege};
-use super::{Attributes, RECORD, Target, flags, former_values};
+use super::{Attributes, RECORD, Target, flags, former_values, nothing_to_gain};
 use crate::output::Output;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
@@ -23,8 +23,8 @@ pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyh
     let (args, name, out) = (target.args, target.name, Output::Standard);
     let relayout = match Relayout::plan(data, huge, base_page(), args.force, args.edges) {
         Ok(relayout) => relayout,
-        Err(error @ RelayoutError::Done(_)) => {
-            writeln!(out, "{name}: {error}")?;
+        Err(error @ (RelayoutError::Done(_) | RelayoutError::TooSmall(_))) => {
+            writeln!(out, "{name}: {}", nothing_to_gain(&error))?;
             let Some(path) = &args.output else { return Ok(()) };
             // A file in the other layout keeps its record.
             let kept = linux::attributes::of_file(target.file, RECORD).ok();
