@@ -7,17 +7,30 @@ use std::collections::{BTreeMap, BTreeSet};
 /// PID and start time of a process: numbers are used again.
 type Started = (i32, Option<u64>);
 
+/// The printed lines about programs of one name.
+#[derive(Clone, Copy, Debug)]
+struct Printed {
+    /// The process of the first line.
+    process: Started,
+    /// A line is about a lifted program.
+    lifted: bool,
+    /// The first process has executed a program of the same name, whose line was printed.
+    executed: bool,
+}
+
 /// Outcomes of the processes that `--only` names.
 #[derive(Debug, Default)]
 pub struct Sum {
-    /// Names of programs whose first process has had its line; true if a lifted one has. A link to a front end, which has nothing
-    /// to lift, can have the name of the program that it executes.
-    names: BTreeMap<String, bool>,
+    /// Names of programs whose first process has had its line. A link to a front end can have the name of the program that
+    /// it executes.
+    names: BTreeMap<String, Printed>,
     /// Processes whose lines were held back.
     held: BTreeSet<i32>,
     processes: u64,
     bytes: u64,
     postponed: u64,
+    /// Processes that were counted.
+    counted: BTreeSet<Started>,
     /// Processes that have not been lifted so far.
     not_lifted: BTreeSet<Started>,
     /// The first process that was not lifted, and its outcome.
@@ -41,10 +54,9 @@ impl Sum {
         postponed: bool,
         line: impl FnOnce() -> String,
     ) -> bool {
-        // A front end that has nothing to lift executes the program in the same process, which counts once.
-        if !self.not_lifted.remove(&process) {
-            self.processes += 1;
-        }
+        // A front end executes the program in the same process, which counts once.
+        self.processes += u64::from(self.counted.insert(process));
+        self.not_lifted.remove(&process);
         self.first_not_lifted.take_if(|(first, _)| *first == process);
         self.bytes = self.bytes.saturating_add(bytes);
         self.postponed += u64::from(postponed);
@@ -53,14 +65,25 @@ impl Sum {
             self.not_lifted.insert(process);
             self.first_not_lifted.get_or_insert_with(|| (process, line()));
         }
-        let before = self.names.insert(name.to_owned(), is_lifted);
-        let is_first = before.is_none_or(|before| is_lifted && !before);
-        self.names.entry(name.to_owned()).and_modify(|lifted| *lifted |= before == Some(true));
-        let is_held = !is_first && !self.is_over;
+        let is_held = !self.is_printed(process, name, is_lifted) && !self.is_over;
         if is_held {
             self.held.insert(process.0);
         }
         is_held
+    }
+
+    /// True for the line of the first program of a name, of the first lifted one, and of the program that a front end of the same
+    /// name executes.
+    fn is_printed(&mut self, process: Started, name: &str, is_lifted: bool) -> bool {
+        let Some(before) = self.names.get_mut(name) else {
+            self.names.insert(name.to_owned(), Printed { process, lifted: is_lifted, executed: false });
+            return true;
+        };
+        let by_front_end = before.process == process && !before.executed;
+        let is_printed = by_front_end || is_lifted && !before.lifted;
+        before.lifted |= is_lifted;
+        before.executed |= by_front_end;
+        is_printed
     }
 
     /// True if the line of a process was held back.
@@ -148,6 +171,16 @@ mod tests {
             line.contains("rustc: 4 processes, 3.0 MiB") && line.contains("1 not lifted, the first: rustc[9]"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn the_program_of_a_lifted_front_end_has_its_line_once() {
+        let mut sum = Sum::default();
+        let processes = [(7, 16), (7, 34), (7, 34), (8, 16), (8, 34)];
+        let held = processes.map(|(pid, bytes)| sum.count((pid, Some(1)), "rustc", bytes * MIB, false, String::new));
+        assert_eq!(held, [false, false, true, true, true]);
+        let line = sum.end(&["rustc".to_owned()]).unwrap();
+        assert!(line.contains("rustc: 2 processes, 134.0 MiB on huge pages in all"), "{line}");
     }
 
     #[test]
