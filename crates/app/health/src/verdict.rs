@@ -80,7 +80,7 @@ impl Verdict {
             };
             return Self { summary, run, ..Self::default() };
         }
-        if let Some(advice) = by_worker(program).or_else(|| by_itself(program)) {
+        if let Some(advice) = by_worker(program).or_else(|| by_build_tool(program)).or_else(|| by_itself(program)) {
             return advice;
         }
         let heap = findings.iter().any(|finding| finding.check == HEAP_CHECK);
@@ -168,6 +168,23 @@ fn by_worker(program: &ProgramFacts) -> Option<Verdict> {
         run: Some(format!("pagelift run --only {} -- {words}", quoted(worker))),
         measure: Some(of_worker(worker, &words)),
         ..Verdict::default()
+    })
+}
+
+/// Build tools, which start compilers.
+const BUILD_TOOLS: [&str; 4] = ["make", "gmake", "ninja", "cmake"];
+
+/// The lift of the compilers that a build tool starts.
+fn by_build_tool(program: &ProgramFacts) -> Option<Verdict> {
+    let (name, words) = (&program.name, words(program));
+    let is_build = program.running.is_none() && BUILD_TOOLS.contains(&name.as_str());
+    is_build.then(|| Verdict {
+        summary: format!(
+            "{name} leaves the work to programs that it starts: lift those, cc1 and cc1plus of GCC for example"
+        ),
+        run: Some(format!("pagelift run --only cc1,cc1plus -- {words}")),
+        measure: Some(format!("pagelift bench --only cc1,cc1plus -- {words}")),
+        estimates: Vec::new(),
     })
 }
 

@@ -236,6 +236,18 @@ fn a_driver_s_worker_is_lifted() {
     assert!(summary.starts_with("this server starts the server of a toolchain"), "{summary}");
 }
 
+/// A build tool is known by its name; its compilers are not.
+#[test]
+fn the_compilers_of_a_build_tool_are_lifted() {
+    let mut facts = healthy();
+    let program = program_of(&mut facts);
+    (program.running, program.name, program.command) =
+        (None, "make".to_owned(), vec!["make".to_owned(), "-B".to_owned()]);
+    let verdict = examine(&facts).verdict;
+    assert_eq!(verdict.run.unwrap(), "pagelift run --only cc1,cc1plus -- make -B");
+    assert_eq!(verdict.measure.unwrap(), "pagelift bench --only cc1,cc1plus -- make -B");
+}
+
 #[test]
 fn shared_memory_is_recommended_only_if_it_is_the_largest_part_and_can_be_lifted() {
     let verdict = |anonymous: u64, liftable: u64| {
