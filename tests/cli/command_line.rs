@@ -295,10 +295,16 @@ fn worker_of_a_driver(t: &Context) -> Result<()> {
     let mut driver = Command::new("g++");
     driver.arg("--version");
     let output = t.run(t.lifted(&[], &driver)?)?.success()?;
-    ensure!(output.stderr.contains("cc1plus does the work: `--only cc1plus` lifts it"), "{}", output.stderr);
+    ensure!(
+        output.stderr.contains("cc1plus does the work: `pagelift run --only cc1plus` lifts it"),
+        "{}",
+        output.stderr
+    );
     let output = t.run(t.pagelift(&["doctor", "--json", "--", "g++", "--version"])?)?;
     let doctor: Value = serde_json::from_str(&output.stdout)?;
     ensure!(doctor["verdict"]["run"] == "pagelift run --only cc1plus -- g++ --version", "{:#}", doctor["verdict"]);
+    let plan = t.run(t.pagelift(&["pool", "plan", "--", "g++", "--version"])?)?.success()?.stdout;
+    ensure!(plan.contains("g++ leaves the work to cc1plus") && plan.contains("-print-prog-name=cc1plus"), "{plan}");
     let bench = t.pagelift(&["bench", "--for", "1", "--", "g++", "--version"])?;
     let output = t.run(bench)?;
     ensure!(output.stderr.contains("fix: --only cc1plus"), "{output:?}");

@@ -14,7 +14,7 @@ use crate::exit::OWN_FAILURE;
 use crate::say;
 use crate::text::message::{self, JournalStream, StandardError};
 use crate::text::sum::Sum;
-use crate::text::{heap, pause::pause, table};
+use crate::text::{heap, pause::pause, table, worker};
 use address_space::ProcessStat;
 use foreign_text::printable;
 use in_place::{ToldOfRun, Wanted};
@@ -30,11 +30,10 @@ use session::inspect::{Inspection, PlanCost, Pools};
 use session::running::Pause;
 use session::start::{
     CommandFiles, Helper, Program, StartEvent, StartOptions, become_program, preload_environment, prepare_file,
-    worker_of,
 };
 use session::{LiftReport, Postponed, PostponedState};
 use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -430,10 +429,7 @@ impl<'a> Teller<'a> {
         if let Some(script) = self.script.filter(|_| nothing && args.only.is_empty()) {
             text += &format!("; {script} is a script: `--only NAME` lifts the program NAME that it starts");
         }
-        let driver = args.command.first().filter(|_| args.only.is_empty());
-        if let Some(worker) = driver.and_then(|word| worker_of(word)) {
-            text += &format!("; {worker} does the work: `--only {worker}` lifts it");
-        }
+        text += &self.worker_hint(report).unwrap_or_default();
         // A source that the user names is taken at any price.
         if matches!(args.policy.pages, Pages::Thp | Pages::Hugetlb) && report.lift.made_resident_bytes > 0 {
             text += &message::price(report);
@@ -446,6 +442,13 @@ impl<'a> Teller<'a> {
             text += &table::outcome(report);
         }
         self.say_to(report.pid, &text);
+    }
+
+    fn worker_hint(&self, report: &LiftReport) -> Option<String> {
+        match self.args.only.as_slice() {
+            [] => worker::of_run(self.args.command.first()?),
+            only => worker::of_followed(OsStr::new(&report.program), only),
+        }
     }
 
     /// The line about a start, without its end.

@@ -20,3 +20,4 @@ pub mod stat;
 pub mod sum;
 pub mod table;
 pub mod unanswered;
+pub mod worker;

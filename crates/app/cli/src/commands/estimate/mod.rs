@@ -9,6 +9,7 @@ use crate::arguments::time::{LONGEST, seconds};
 use crate::output::Output;
 use crate::say;
 use crate::text::estimate::text;
+use crate::text::worker;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use estimate::tlb_model::{CpuidError, Geometry, Replacement, known_cpu, own_cpu};
@@ -130,6 +131,9 @@ pub fn run(args: &EstimateArgs) -> Result<()> {
     let plugin = Qemu::find_plugin()?;
     let files = CommandFiles::of(&started.words[0]);
     let program = executable(&files, &started.words)?;
+    if let Some(note) = worker::note(&started.words, "which is not traced", "pagelift estimate") {
+        say!("pagelift: note: {note} ARGUMENTS");
+    }
     fix_addresses().context("fixing the addresses of the programs that are started")?;
     let planned = plan(args, &started)?;
     // While it runs: it need not live as long as the trace.

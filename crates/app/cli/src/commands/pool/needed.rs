@@ -3,6 +3,7 @@
 
 use crate::arguments::policy::words;
 use crate::arguments::process::process_unless_file;
+use crate::text::worker;
 use anyhow::{Context, Error, bail};
 use linux::bounded::KERNEL_TEXT;
 use options::{Pages, Policy};
@@ -53,7 +54,9 @@ pub fn by_command(command: &[OsString], policy: &Policy) -> anyhow::Result<Neede
     }
     let program = document["target"].as_str().unwrap_or(&name).to_owned();
     let mut notes = Vec::new();
-    if Path::new(&command[0]).file_name() != Some(OsStr::new(&program)) {
+    if let Some(note) = worker::note(command, "whose pages this plan does not count", "pagelift pool plan") {
+        notes.push(note);
+    } else if Path::new(&command[0]).file_name() != Some(OsStr::new(&program)) {
         notes.push(format!(
             "{name} executes {program}, which this plan is for; name another program by its file, process or name"
         ));
