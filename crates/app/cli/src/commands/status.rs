@@ -158,14 +158,7 @@ fn of_processes(found: &HugeProcesses) -> String {
         }
         text += &format!("{}\n", trimmed(&rows));
     }
-    if found.not_permitted > 0 {
-        let skipped = counted(found.not_permitted, "process");
-        let fix = match nix::unistd::geteuid().is_root() {
-            true => "not even root may read them here; run `pagelift status` on the host",
-            false => "they belong to other users; run `sudo pagelift status`",
-        };
-        text += &format!("note: {skipped} not read: {fix}\n");
-    }
+    text += &unanswered::not_permitted(found.not_permitted, "status");
     text += &unanswered::notes(&found.unanswered);
     for process in &found.unreadable {
         text += &format!("note: process {} not read: {}\n", process.pid, printable(&process.reason));

@@ -1,4 +1,4 @@
-//! Names processes that were left out because they do not answer.
+//! Names processes that were left out because they do not answer or may not be read.
 
 use super::number::counted;
 use foreign_text::printable;
@@ -25,6 +25,23 @@ pub fn notes(unanswered: &[Unanswered]) -> String {
     text
 }
 
+/// A line for `count` processes that this user may not read; empty without any. `command` is the command that root may
+/// run to read them.
+pub fn not_permitted(count: u64, command: &str) -> String {
+    not_permitted_to(count, command, nix::unistd::geteuid().is_root())
+}
+
+fn not_permitted_to(count: u64, command: &str, is_root: bool) -> String {
+    if count == 0 {
+        return String::new();
+    }
+    let fix = match is_root {
+        true => format!("not even root may read them here; run `pagelift {command}` on the host"),
+        false => format!("they belong to other users; run `sudo pagelift {command}`"),
+    };
+    format!("note: {} not read: {fix}\n", counted(count, "process"))
+}
+
 fn named(processes: &[&Unanswered]) -> String {
     let names =
         processes.iter().take(MOST_NAMED).map(|process| format!("{} {}", process.pid, printable(&process.name)));
@@ -41,6 +58,20 @@ mod tests {
 
     fn process(pid: i32, reason: Silence) -> Unanswered {
         Unanswered { pid, name: "a\u{1b}b".to_owned(), reason }
+    }
+
+    #[test]
+    fn root_is_not_asked_to_become_root() {
+        let text = |count, is_root| not_permitted_to(count, "status", is_root);
+        assert_eq!(text(0, true), "");
+        assert_eq!(
+            text(1, true),
+            "note: 1 process not read: not even root may read them here; run `pagelift status` on the host\n"
+        );
+        assert_eq!(
+            text(2, false),
+            "note: 2 processes not read: they belong to other users; run `sudo pagelift status`\n"
+        );
     }
 
     #[test]

@@ -42,8 +42,11 @@ struct Listing {
     not_readable: u64,
     /// Number of mapped files that were not checked, since all together are too large.
     not_looked_at: u64,
-    /// Processes that this user may not read, so that they are not among the users.
+    /// Processes that are not among the users: this user may not read them, or `too_many` counts them.
     processes_not_permitted: u64,
+    /// Processes that are not among the users because all together map too many files.
+    #[serde(skip)]
+    too_many: u64,
     /// Processes that do not answer, so that they are not among the users.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unanswered: Vec<Unanswered>,
@@ -80,6 +83,7 @@ fn read(args: &StatusArgs) -> anyhow::Result<Listing> {
         not_readable: 0,
         not_looked_at: 0,
         processes_not_permitted,
+        too_many: mapped.too_many,
         unanswered: mapped.unanswered.clone(),
     };
     for path in &args.files {
@@ -164,10 +168,12 @@ fn text(listing: &Listing, running: bool) -> String {
         let rest = format_bytes(status.not_looked_at);
         text += &format!("note: {}: its last {rest} were not checked\n", printable(path));
     }
-    if listing.processes_not_permitted > 0 {
-        let count = counted(listing.processes_not_permitted, "process");
-        let fix = if nix::unistd::geteuid().is_root() { "" } else { "; run it as root to count them" };
-        text += &format!("note: no permission to read {count}{fix}\n");
+    text += &unanswered::not_permitted(listing.processes_not_permitted - listing.too_many, "cache status");
+    if listing.too_many > 0 {
+        text += &format!(
+            "note: {} not counted: all processes together map too many files\n",
+            counted(listing.too_many, "process")
+        );
     }
     text + &unanswered::notes(&listing.unanswered)
 }

@@ -150,11 +150,7 @@ fn text(listing: &Listing) -> String {
     if listing.not_readable > 0 {
         text += &format!("note: {} for root only\n", counted(listing.not_readable, "image"));
     }
-    if listing.processes_not_permitted > 0 {
-        let count = counted(listing.processes_not_permitted, "process");
-        let fix = if nix::unistd::geteuid().is_root() { "" } else { "; run it as root to count them" };
-        text += &format!("note: no permission to read {count}{fix}\n");
-    }
+    text += &unanswered::not_permitted(listing.processes_not_permitted, "image list");
     text + &unanswered::notes(&listing.unanswered)
 }
 
