@@ -269,7 +269,7 @@ fn text_relocations(t: &Context) -> Result<()> {
         ("/", "not a regular file"),
         ("/nowhere", "No such file"),
     ] {
-        refused(&store.image(t, "add", &[file])?, &[file, words, "1 of 1 files have no image"])?;
+        refused(&store.image(t, "add", &[file])?, &[file, words, "without an image: 1 of 1 file"])?;
     }
     ensure!(fs::read_dir(&store.path)?.next().is_none(), "something is left in the store");
     Ok(())

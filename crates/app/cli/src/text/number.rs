@@ -23,9 +23,19 @@ pub fn counted(number: u64, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
+/// A part of a number with its noun: "1 of 2 files".
+pub fn of_all(part: usize, all: usize, noun: &str) -> String {
+    format!("{part} of {}", counted(all as u64, noun))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{counted, grouped};
+    use super::{counted, grouped, of_all};
+
+    #[test]
+    fn nouns_of_parts_agree_with_all() {
+        assert_eq!([1, 2].map(|all| of_all(1, all, "file")), ["1 of 1 file", "1 of 2 files"]);
+    }
 
     #[test]
     fn nouns_agree_with_numbers() {

@@ -5,7 +5,7 @@ use super::prepare::open_named;
 use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
-use crate::text::number::counted;
+use crate::text::number::{counted, of_all};
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -48,7 +48,7 @@ pub fn run(args: &DropArgs) -> anyhow::Result<()> {
     }
     match failed {
         0 => Ok(()),
-        failed => bail!("{failed} of {} stay in the page cache", counted(args.files.len() as u64, "file")),
+        failed => bail!("not dropped from the page cache: {}", of_all(failed, args.files.len(), "file")),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::commands::align::kept::{Layouts, is_read_only};
 use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
+use crate::text::number::of_all;
 use address_space::PageSize;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -78,7 +79,7 @@ pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
             failed.iter().chain(&left_out).for_each(|error| say!("pagelift: {error}"));
             return match failed.len() + others {
                 0 => all_laid_out(without_layout),
-                failed => Err(anyhow!("{failed} of {number} entries are not in huge folios")),
+                failed => Err(anyhow!("not in huge folios: {}", of_all(failed, number, "listed file"))),
             };
         }
         failed.extend(left_out);

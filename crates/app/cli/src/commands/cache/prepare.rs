@@ -6,6 +6,7 @@ use super::running::{Executed, executed_by};
 use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
+use crate::text::number::of_all;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -63,7 +64,7 @@ pub fn run(args: &PrepareArgs) -> anyhow::Result<()> {
     }
     match failed {
         0 => Ok(()),
-        failed => bail!("{failed} of {number} files are not in huge folios"),
+        failed => bail!("not in huge folios: {}", of_all(failed, number, "file")),
     }
 }
 

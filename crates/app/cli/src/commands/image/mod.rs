@@ -7,7 +7,7 @@ use crate::arguments::time::days;
 use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
-use crate::text::number::counted;
+use crate::text::number::{counted, of_all};
 use crate::text::unanswered;
 use address_space::{PageSize, format_bytes, parse_bytes};
 use anyhow::{Context, bail};
@@ -169,8 +169,10 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
     }
     match failed {
         0 => Ok(()),
-        failed if args.per_node => bail!("{failed} of {} files have no image for each node", args.files.len()),
-        failed => bail!("{failed} of {} files have no image", args.files.len()),
+        failed if args.per_node => {
+            bail!("without an image for each node: {}", of_all(failed, args.files.len(), "file"))
+        }
+        failed => bail!("without an image: {}", of_all(failed, args.files.len(), "file")),
     }
 }
 
