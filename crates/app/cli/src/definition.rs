@@ -15,6 +15,7 @@ use crate::commands::{
     generate::GenerateArgs, image::ImageArgs, perf_map::PerfMapArgs, pool::PoolArgs, probe::ProbeArgs,
     shootdowns::ShootdownsArgs, stat::StatArgs, stat::rounds::USUAL_STALL_WORD, status::StatusArgs,
 };
+use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use options::Prepare;
 use std::ffi::OsString;
@@ -210,7 +211,7 @@ pub struct RunArgs {
     pub via: Option<ViaArg>,
     /// Follow all descendants and lift only programs with these names, separated by commas. The name of a symbolic link
     /// means the program that it points to.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub only: Vec<String>,
     /// With --only, print a line for each process, as in the journal of a service [default: a line for the first
     /// process of each name, and the totals when CMD ends].

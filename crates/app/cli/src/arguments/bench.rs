@@ -4,7 +4,7 @@ use super::heap::HeapArgs;
 use super::policy::PolicyArgs;
 use super::process::process_number;
 use super::time::{DAY, SECOND, milliseconds, seconds};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args};
 use options::{Choice, Pages};
 use std::ffi::OsString;
@@ -27,7 +27,7 @@ pub struct BenchArgs {
     pub arms: Vec<ArmArg>,
     /// Lift only programs with these names, separated by commas, that the command or the server starts or executes:
     /// cc1plus for g++, postgres for setpriv.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["toggle", "from"])]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), conflicts_with_all = ["toggle", "from"])]
     pub only: Vec<String>,
     /// Drop the program's files from the page cache before plain runs, since a lift leaves them there in huge folios,
     /// which plain runs would use too. One run that does not count follows. Files that other processes map are not

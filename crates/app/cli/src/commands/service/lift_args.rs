@@ -4,6 +4,7 @@ use crate::arguments::heap::HeapArgs;
 use crate::arguments::policy::{PolicyArgs, choice};
 use crate::arguments::via::ViaArg;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use options::Prepare;
 
 /// Options that `pagelift run` has too.
@@ -26,7 +27,7 @@ pub struct LiftArgs {
     pub via: Option<ViaArg>,
     /// Follow all descendants and lift only programs with these names, separated by commas; for services that a script
     /// or a shell starts [default for a shell: the large programs that its command line executes].
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub only: Vec<String>,
     /// With --only, follow the descendants of lifted programs too.
     #[arg(long, requires = "only")]
