@@ -147,7 +147,10 @@ fn levels(series: &[Series]) -> String {
 fn simulated(simulated: &Simulated) -> String {
     let Simulated { source, by_cpuid, measured, joined, nearest } = simulated;
     let [by_cpuid, measured, nearest] = [by_cpuid, measured, nearest].map(|bytes| format_bytes(*bytes));
-    let head = format!("Simulated by {source}, base pages are held up to {by_cpuid}, measured up to {measured}");
+    let head = format!(
+        "Base pages are held up to {by_cpuid} by the TLBs that `pagelift estimate` simulates ({source}), measured up to \
+         {measured}"
+    );
     match (simulated.agrees(), joined) {
         (true, 1) => format!("{head}.\n\n"),
         (true, _) => format!(
@@ -247,6 +250,19 @@ mod tests {
         assert!(text.contains("by pages of 2 MiB or larger"), "{text}");
         assert!(verdict_text(&verdict(Some(true), None, Some(true))).contains("by smaller pages than 2 MiB"));
         assert!(verdict_text(&verdict(None, None, Some(true))).contains("The passes disagree"));
+    }
+
+    #[test]
+    fn the_simulated_tlbs_and_their_source_are_named() {
+        let simulated = |source: &str| {
+            let source = source.to_owned();
+            super::simulated(&Simulated { source, by_cpuid: 8 << 20, measured: 8 << 20, joined: 1, nearest: 8 << 20 })
+        };
+        assert_eq!(
+            simulated("known for GenuineIntel family 6, model 207: SDM"),
+            "Base pages are held up to 8.0 MiB by the TLBs that `pagelift estimate` simulates (known for GenuineIntel \
+             family 6, model 207: SDM), measured up to 8.0 MiB.\n\n"
+        );
     }
 
     #[test]
