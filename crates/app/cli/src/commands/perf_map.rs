@@ -9,6 +9,7 @@ use clap::Args;
 use confinement::Reads;
 use process_view::perf_map::{Destination, PerfMapError, PerfMapSummary};
 use process_view::printable;
+use session::program_name_in_time;
 
 /// `pagelift perf-map`.
 #[derive(Args, Clone)]
@@ -23,17 +24,18 @@ pub fn run(args: &PerfMapArgs) -> anyhow::Result<()> {
     // Its thread writes with the rights of the process; this one keeps those to read.
     let destination = Destination::of(args.pid);
     confine_to(Reads::Processes);
+    let program = printable(&program_name_in_time(args.pid));
     let summary = destination.write().map_err(|error| match error {
         PerfMapError::Process(error) => explain(error, "perf-map"),
         error => error.into(),
     })?;
-    Output::Standard.print(&text(args.pid, &summary))?;
+    Output::Standard.print(&text(&program, args.pid, &summary))?;
     Ok(())
 }
 
-fn text(pid: i32, summary: &PerfMapSummary) -> String {
+fn text(program: &str, pid: i32, summary: &PerfMapSummary) -> String {
     let Some(path) = &summary.path else {
-        return format!("process {pid}: all code is mapped from its files, in which perf finds the symbols\n");
+        return format!("{program}[{pid}]: all code is mapped from its files, in which perf finds the symbols\n");
     };
     let mut text = format!("{}: {} symbols\n", printable(&path.display().to_string()), summary.symbols);
     if let Some(owner) = summary.owner.filter(|&owner| owner != 0) {
@@ -46,4 +48,18 @@ fn text(pid: i32, summary: &PerfMapSummary) -> String {
         text += &format!("  {}: {bytes} of code, {names} names from {source}\n", printable(&object.path));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::RangeSet;
+
+    #[test]
+    fn a_process_has_its_name_and_number() {
+        let summary =
+            PerfMapSummary { path: None, owner: None, symbols: 0, ranges: RangeSet::default(), objects: Vec::new() };
+        let expected = "redis-server[7]: all code is mapped from its files, in which perf finds the symbols\n";
+        assert_eq!(text("redis-server", 7, &summary), expected);
+    }
 }
