@@ -7,8 +7,8 @@ use crate::commands::pool::needed::Needed;
 use address_space::{PageSize, format_bytes};
 use lift_plan::ThpMode;
 use pools::{
-    BootKind, BootMachine, Demoted, GivenBack, KeptFor, KernelArguments, Overcommitted, PoolNeed, PoolView, PoolsView,
-    Released, ReserveOutcome,
+    BootKind, BootMachine, Demoted, GivenBack, KeptFor, KernelArguments, Overcommitted, PoolNeed, PoolRequest,
+    PoolView, PoolsView, Released, ReserveOutcome,
 };
 use process_view::printable;
 use std::ffi::OsString;
@@ -99,9 +99,7 @@ fn users(view: &PoolsView) -> String {
             );
         }
     }
-    if view.users.not_permitted > 0 {
-        text += &format!("{} not readable by this user\n", counted(view.users.not_permitted, "process"));
-    }
+    text += &unanswered::not_permitted(view.users.not_permitted, "pool show");
     text + &unanswered::notes(&view.users.unanswered)
 }
 
@@ -325,6 +323,19 @@ pub fn outcome(outcome: &ReserveOutcome) -> String {
     text
 }
 
+/// The pages that stay although a request was not met, and the command that releases them; `None` if none stay.
+pub fn kept(outcome: &ReserveOutcome, record: Option<&str>) -> Option<String> {
+    let keeps = !outcome.is_met() && !outcome.undone && outcome.added > 0;
+    let pages = counted(outcome.added, "page");
+    let release = match record {
+        Some(name) => format!("--record {name}"),
+        None => PoolRequest { pages: outcome.added, ..outcome.request }.to_string(),
+    };
+    keeps.then(|| {
+        format!("  {pages} kept: `pagelift pool release {release}` releases them; `--all-or-nothing` keeps none")
+    })
+}
+
 /// The released pages.
 pub fn released(released: &Released) -> String {
     let Released { size, pages, kept, recorded, left, node } = released;
@@ -384,6 +395,30 @@ pub fn overcommitted(set: &Overcommitted) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_that_stay_after_a_shortage_have_their_release() {
+        let mut found = ReserveOutcome {
+            request: "2M:99@1".parse().unwrap(),
+            available_before: 0,
+            available: 7,
+            held: 0,
+            wanted: 99,
+            added: 7,
+            changes: Vec::new(),
+            obstacles: Vec::new(),
+            undone: false,
+        };
+        let text = |request: &str| {
+            format!("  7 pages kept: `pagelift pool release {request}` releases them; `--all-or-nothing` keeps none")
+        };
+        assert_eq!(kept(&found, None), Some(text("2M:7@1")));
+        assert_eq!(kept(&found, Some("db")), Some(text("--record db")));
+        found.undone = true;
+        assert_eq!(kept(&found, None), None, "all is undone");
+        (found.undone, found.added) = (false, 99);
+        assert_eq!(kept(&found, None), None, "the request is met");
+    }
 
     #[test]
     fn recorded_pages_that_stay_are_named() {

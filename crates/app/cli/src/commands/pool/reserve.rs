@@ -96,7 +96,7 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
     let held = args.hold.then(|| held(&settings, &outcomes));
     drop(lock);
     // From here on the pages must be released even if nobody reads the output.
-    let said = say(&outcomes, args.hold);
+    let said = say(&outcomes, args);
     let is_met = outcomes.iter().all(ReserveOutcome::is_met);
     if let Some(mut held) = held {
         if said.is_ok() && !held.is_empty() {
@@ -142,10 +142,16 @@ fn held(settings: &KernelSettings, outcomes: &[ReserveOutcome]) -> HeldPages {
     held
 }
 
-fn say(outcomes: &[ReserveOutcome], hold: bool) -> std::io::Result<()> {
+fn say(outcomes: &[ReserveOutcome], args: &ReserveArgs) -> std::io::Result<()> {
     let out = Output::Standard;
-    outcomes.iter().try_for_each(|outcome| writeln!(out, "{}", text::outcome(outcome)))?;
-    if hold && outcomes.iter().all(ReserveOutcome::is_met) {
+    for outcome in outcomes {
+        writeln!(out, "{}", text::outcome(outcome))?;
+        // Held pages are released at the end.
+        if let Some(kept) = text::kept(outcome, args.record.as_deref()).filter(|_| !args.hold) {
+            writeln!(out, "{kept}")?;
+        }
+    }
+    if args.hold && outcomes.iter().all(ReserveOutcome::is_met) {
         writeln!(out, "{}", lend::HELD)?;
     }
     Ok(())
