@@ -244,7 +244,7 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, state: &mut State) -> a
         memory.spend(plan.makes_resident());
         let heap = if args.heap == AttachHeapArg::Thp { plan_of_heap(pid) } else { String::new() };
         let planned = Inspection::of_plan(process_name(pid), plan).with_memory_of(pid);
-        stream_of_plan(args).print(&(heap + &plan_text(&planned)))?;
+        stream_of_plan(args).print(&(heap + &plan_text(&planned, stream_of_plan(args).width())))?;
         if let Some(path) = &args.outcome.report {
             let document = Inspection { in_place: told.take().unwrap_or_default(), ..planned };
             document.write(path, args.pid.is_none()).with_context(|| format!("writing {}", path.display()))?;
@@ -290,14 +290,14 @@ fn is_told(is_quiet: bool, faults: usize) -> bool {
 }
 
 /// The bytes that a lift would add to those on huge pages, and the ranges.
-fn plan_text(planned: &Inspection) -> String {
+fn plan_text(planned: &Inspection, width: Option<usize>) -> String {
     let huge = planned.now.map_or(0, |now| now.huge);
     if huge == 0 {
-        return table::plan(&planned.target, &planned.plan, None);
+        return table::plan(&planned.target, &planned.plan, None, width);
     }
     let [adds, considered, huge] = [planned.adds(), planned.plan.considered, huge].map(format_bytes);
     let target = printable(&planned.target);
-    let ranges = table::ranges(&planned.plan);
+    let ranges = table::ranges(&planned.plan, width);
     format!("{target}: {adds} of {considered} would be put on huge pages; {huge} is on huge pages already\n{ranges}")
 }
 

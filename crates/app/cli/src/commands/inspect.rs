@@ -141,12 +141,13 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
 }
 
 fn text(inspection: &Inspection) -> String {
+    let width = Output::Standard.width();
     let mut text = match standing(inspection) {
         Some(standing) => {
             let head = format!("{}: {}", inspection.target, standing.in_words());
-            format!("{}\n{}", printable(&head), table::ranges(&inspection.plan))
+            format!("{}\n{}", printable(&head), table::ranges(&inspection.plan, width))
         }
-        None => table::plan(&inspection.target, &inspection.plan, inspection.postponed.as_ref()),
+        None => table::plan(&inspection.target, &inspection.plan, inspection.postponed.as_ref(), width),
     };
     if inspection.to_prepare > 0 {
         let bytes = format_bytes(inspection.to_prepare);

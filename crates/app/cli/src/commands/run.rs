@@ -11,6 +11,7 @@ use crate::arguments::process::refuse_process;
 use crate::arguments::via::ViaArg;
 use crate::definition::RunArgs;
 use crate::exit::OWN_FAILURE;
+use crate::output::Output;
 use crate::say;
 use crate::text::message::{self, JournalStream, StandardError};
 use crate::text::sum::Sum;
@@ -302,7 +303,9 @@ impl<'a> Teller<'a> {
                     self.say_unwritten(*pid, path, written);
                 }
                 if !self.args.outcome.quiet {
-                    self.say_to(*pid, &table::plan(program, plan, Postponed::of(later).as_ref()));
+                    // The helper's standard output is not the program's.
+                    let width = Output::Error.width();
+                    self.say_to(*pid, &table::plan(program, plan, Postponed::of(later).as_ref(), width));
                     if !plan.lifts.is_empty() {
                         self.say_line(*pid, message::plan_cost(&PlanCost::of(plan)).trim_end());
                     }

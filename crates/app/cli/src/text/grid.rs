@@ -47,8 +47,13 @@ pub fn trimmed(table: &Table) -> String {
 
 impl Table {
     /// Makes it fit another stream.
-    pub fn for_stream(mut self, stream: Output) -> Self {
-        self.width = stream.width();
+    pub fn for_stream(self, stream: Output) -> Self {
+        self.within(stream.width())
+    }
+
+    /// Makes it fit into this number of columns; `None`: its lines stay whole.
+    pub fn within(mut self, width: Option<usize>) -> Self {
+        self.width = width;
         self
     }
 
@@ -204,7 +209,7 @@ fn columns(text: &str) -> usize {
 
 /// A text in lines of at most `width` columns, those after the first indented by `hanging`. Words that are wider are broken
 /// behind a sign that separates their parts, if there is one.
-fn fold(text: &str, width: usize, hanging: usize) -> Vec<String> {
+pub fn fold(text: &str, width: usize, hanging: usize) -> Vec<String> {
     if columns(text) <= width {
         return text.lines().map(str::to_owned).collect();
     }

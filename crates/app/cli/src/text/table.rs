@@ -12,11 +12,11 @@ pub fn kinds(kinds: &[Kind]) -> String {
     kinds.iter().map(ToString::to_string).collect::<Vec<_>>().join("+")
 }
 
-/// A plan: the planned ranges, edges, and the other ranges with reasons.
-pub fn plan(program: &str, plan: &Plan, postponed: Option<&Postponed>) -> String {
+/// A plan: the planned ranges, edges, and the other ranges with reasons. The tables fit into `width` columns.
+pub fn plan(program: &str, plan: &Plan, postponed: Option<&Postponed>, width: Option<usize>) -> String {
     let (planned, considered) = (format_bytes(plan.planned()), format_bytes(plan.considered));
     let later = postponed.map_or_else(String::new, |postponed| format!(", {}", later(postponed)));
-    format!("{}: {planned} of {considered} would be on huge pages{later}\n{}", printable(program), ranges(plan))
+    format!("{}: {planned} of {considered} would be on huge pages{later}\n{}", printable(program), ranges(plan, width))
 }
 
 /// The memory that a start lifts later, in words.
@@ -25,17 +25,17 @@ pub fn later(postponed: &Postponed) -> String {
     format!("{} more when it has used {due:.1} s of CPU time", format_bytes(postponed.bytes))
 }
 
-/// The ranges of a plan: the planned ones, edges, and the others with reasons.
-pub fn ranges(plan: &Plan) -> String {
+/// The ranges of a plan: the planned ones, edges, and the others with reasons, in tables that fit into `width` columns.
+pub fn ranges(plan: &Plan, width: Option<usize>) -> String {
     let mut text = String::new();
     if !plan.lifts.is_empty() {
-        text += &format!("\nTo be lifted\n{}\n", lifts_table(plan));
+        text += &format!("\nTo be lifted\n{}\n", lifts_table(plan).within(width));
     }
     if !plan.edges.is_empty() {
-        text += &format!("\nEdges, which stay on ordinary pages\n{}\n", edges_table(plan));
+        text += &format!("\nEdges, which stay on ordinary pages\n{}\n", edges_table(plan).within(width));
     }
     if !plan.refusals.is_empty() {
-        text += &format!("\nRefused\n{}\n", refusals_table(plan));
+        text += &format!("\nRefused\n{}\n", refusals_table(plan).within(width));
     }
     text
 }
@@ -193,4 +193,24 @@ fn summary(report: &LiftReport) -> String {
         text += &format!("note: {warning}\n");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::Address;
+    use lift_plan::{Reason, Refusal};
+
+    #[test]
+    fn tables_of_a_plan_fit_the_given_width() {
+        let refusal = Refusal {
+            range: AddressRange::sized(Address(0x5555_5555_0000), 4096),
+            object: "libc.so.6".to_owned(),
+            kinds: vec![Kind::Text],
+            reason: Reason::ThpOff,
+        };
+        let plan = Plan { refusals: vec![refusal], ..Plan::default() };
+        let widest = |width| ranges(&plan, width).lines().map(|line| line.chars().count()).max().unwrap_or(0);
+        assert!(widest(None) > 80 && widest(Some(80)) <= 80);
+    }
 }
