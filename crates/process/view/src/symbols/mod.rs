@@ -8,6 +8,7 @@ mod stubs;
 mod table;
 
 pub(crate) use files::SymbolFiles;
+pub use names::without_arguments;
 pub use sections::{Section, Sections, text_at};
 
 use crate::bounded_file::BoundedFile;

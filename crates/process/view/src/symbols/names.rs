@@ -6,6 +6,8 @@ use std::fmt;
 
 /// Maximum length of a name, in bytes; one template can make a name of megabytes.
 const LONGEST_NAME: usize = 1024;
+/// Most bytes that a demangler may write: a name with such arguments is shown without them.
+const LONGEST_DEMANGLED: usize = 65536;
 /// Mangled names longer than this are not demangled.
 const LONGEST_MANGLED: usize = 16384;
 
@@ -15,6 +17,7 @@ pub(crate) fn readable(name: &[u8]) -> String {
     // A version behind the name (`memcpy@@GLIBC_2.14`) is no part of the mangling.
     let (mangled, version) = text.split_at(text.find('@').unwrap_or(text.len()));
     match demangled(mangled) {
+        Some(name) if name.len() > LONGEST_NAME => short(&(without_arguments(&name) + version)),
         Some(name) => short(&(name + version)),
         None => short(text),
     }
@@ -37,6 +40,28 @@ fn demangled(name: &str) -> Option<String> {
     Some(bounded.0)
 }
 
+/// The name with `<...>` for the arguments of its templates.
+pub fn without_arguments(name: &str) -> String {
+    let (mut bare, mut depth) = (String::new(), 0u32);
+    for (at, sign) in name.char_indices() {
+        let before = &name[..at];
+        let is_operator = before.ends_with("operator") || before.ends_with("operator<") || before.ends_with('-');
+        match (sign, depth) {
+            ('<', _) if !is_operator => {
+                bare += if depth == 0 { "<..." } else { "" };
+                depth += 1;
+            }
+            ('>', 1..) if !is_operator => {
+                depth -= 1;
+                bare += if depth == 0 { ">" } else { "" };
+            }
+            (_, 0) => bare.push(sign),
+            _ => {}
+        }
+    }
+    bare
+}
+
 /// On one line and cut.
 fn short(name: &str) -> String {
     printable(&name.chars().take(LONGEST_NAME).collect::<String>())
@@ -47,7 +72,7 @@ struct Bounded(String);
 
 impl fmt::Write for Bounded {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        if self.0.len() + text.len() > LONGEST_NAME {
+        if self.0.len() + text.len() > LONGEST_DEMANGLED {
             return Err(fmt::Error);
         }
         self.0.push_str(text);
@@ -71,6 +96,27 @@ mod tests {
             ("bad\nname", "bad?name"),
         ] {
             assert_eq!(readable(mangled.as_bytes()), name);
+        }
+    }
+
+    #[test]
+    fn a_long_name_is_shown_without_arguments() {
+        let grow = "_ZN4llvm12DenseMapBaseINS_8DenseMapIPNS_10BasicBlockENS1_IS3_N12_GLOBAL__N_18PredInfoENS_12DenseMapInfo\
+                    IS3_vEENS_6detail12DenseMapPairIS3_S5_EEEES7_NS9_IS3_SB_EEEES3_SB_S7_SC_E4growEj";
+        assert_eq!(readable(grow.as_bytes()), "llvm::DenseMapBase<...>::grow");
+    }
+
+    #[test]
+    fn operators_are_no_arguments() {
+        for (name, bare) in [
+            ("a<b<c>, d>::operator<", "a<...>::operator<"),
+            ("operator<< <int>", "operator<< <...>"),
+            ("a::operator<=>", "a::operator<=>"),
+            ("a<&b::operator->>::c", "a<...>::c"),
+            ("<a as b<c>>::d", "<...>::d"),
+            ("main", "main"),
+        ] {
+            assert_eq!(without_arguments(name), bare);
         }
     }
 
