@@ -1,10 +1,14 @@
 //! Formats the result of `pagelift shootdowns`; pure.
 
 use super::doctor::wrapped;
+use super::grid::fold;
 use super::number::grouped;
 use super::table::{align_right, table, trimmed};
+use process_view::printable;
+use process_view::symbols::without_arguments;
 use shootdowns::diagnosis::{Behaviour, FEWEST_STACKS, Finding, Remedy, Returning};
 use shootdowns::severity::Level;
+use shootdowns::stacks::Frame;
 use shootdowns::summary::{LeftOut, PathSummary, ProcessSummary};
 use shootdowns::{Diagnosis, Evidence, Severity, Summary};
 use std::collections::HashSet;
@@ -16,6 +20,8 @@ const MOST_PROCESSES: usize = 10;
 const MOST_PATHS: usize = 3;
 /// Smallest share of a path that is shown: it is not 0 %.
 const SMALLEST_PATH: f64 = 0.005;
+/// Characters of a function's name with the arguments of its templates.
+const LONGEST_NAME: usize = 60;
 /// Frames of a path.
 const MOST_FRAMES: usize = 8;
 /// Clears a terminal and goes to its beginning (ECMA-48: ED, CUP).
@@ -90,7 +96,8 @@ fn sends_none(summary: &Summary) -> String {
     }
 }
 
-/// Prose in lines that fit; continuation lines are indented. Text to be typed stays on one line.
+/// Prose in lines that fit; continuation lines are indented. Symbols of paths that are wider than a line are broken; links are
+/// not. Text to be typed stays on one line.
 fn fitted(prose: String, width: Option<usize>) -> String {
     const FURTHER: usize = 2;
     let Some(width) = width else { return prose };
@@ -102,7 +109,9 @@ fn fitted(prose: String, width: Option<usize>) -> String {
             text += &format!("{line}\n");
             continue;
         }
-        for (number, part) in wrapped(bare, width.saturating_sub(indent + FURTHER)).iter().enumerate() {
+        let room = width.saturating_sub(indent + FURTHER);
+        let parts = if bare.starts_with("path ") { fold(&printable(bare), room, 0) } else { wrapped(bare, room) };
+        for (number, part) in parts.iter().enumerate() {
             let indent = indent + if number > 0 { FURTHER } else { 0 };
             text += &format!("{:indent$}{part}\n", "");
         }
@@ -391,8 +400,14 @@ fn paths(process: &ProcessSummary) -> Vec<(f64, String)> {
     shown
 }
 
+/// A frame in a few words: the template arguments of a longer name are left out.
+fn brief(frame: &Frame) -> String {
+    let name = frame.to_string();
+    if name.chars().count() > LONGEST_NAME { without_arguments(&name) } else { name }
+}
+
 fn call_path(path: &PathSummary) -> String {
-    let mut frames: Vec<String> = path.frames.iter().take(MOST_FRAMES).map(ToString::to_string).collect();
+    let mut frames: Vec<String> = path.frames.iter().take(MOST_FRAMES).map(brief).collect();
     if path.frames.len() > MOST_FRAMES {
         frames.push("…".to_owned());
     }

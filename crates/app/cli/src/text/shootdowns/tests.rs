@@ -93,6 +93,19 @@ fn paths_that_read_alike_are_shown_as_one() {
 }
 
 #[test]
+fn long_symbols_fit_the_width() {
+    let frame = |function: String| Frame { object: "a".to_owned(), function: Some(function), address: 1, index: None };
+    let arguments = "llvm::Value*, ".repeat(20);
+    let frames = vec![frame(format!("map<{arguments}int>::grow")), frame("nested::".repeat(30) + "end")];
+    let path = PathSummary { share: 1.0, cause: shootdowns::Cause::Munmap, frames };
+    let line = format!("  path 100 %, {}", call_path(&path));
+    assert!(line.starts_with("  path 100 %, munmap: map<...>::grow < nested::"), "{line}");
+    let lines = fitted(line, Some(80));
+    assert!(lines.lines().count() > 3 && widest(&lines) <= 80, "{lines}");
+    assert!(lines.ends_with("end\n"), "{lines}");
+}
+
+#[test]
 fn calls_have_a_table_of_their_own() {
     let summary = summary(Evidence::SystemCalls);
     for width in [24, 80] {
