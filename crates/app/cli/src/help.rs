@@ -218,6 +218,47 @@ const SECTIONS: &[Sections] = &[
     usual("agent verdicts forget", &[("pagelift agent verdicts forget mariadbd", "Measure it anew")]),
 ];
 
+/// Exit statuses and examples of commands with subcommands, and of `pagelift` itself. Without examples, the first example of
+/// each subcommand is shown.
+const GROUPS: &[Sections] = &[
+    Sections {
+        command: "",
+        statuses: &[
+            ("0", "success"),
+            ("125", "Pagelift itself fails; the reason is on standard error"),
+            ("other", "of a command that has others, or starts a program: see its page"),
+        ],
+        examples: &[
+            ("pagelift doctor", "Check this machine"),
+            ("pagelift run -- redis-server /etc/redis/redis.conf", "Start a program lifted"),
+            ("pagelift attach redis-server", "Lift a running program"),
+            ("pagelift status", "List all processes that have memory on huge pages"),
+            ("pagelift bench --only cc1plus -- g++ -c a.cc", "Measure whether a lift pays"),
+        ],
+    },
+    usual("image", &[]),
+    usual("cache", &[]),
+    Sections {
+        command: "pool",
+        statuses: &[
+            ("0", "success"),
+            ("125", "failure, or a request is not met; the reason is printed"),
+            ("other", "with reserve --for, exit status of the program"),
+        ],
+        examples: &[],
+    },
+    Sections {
+        command: "agent",
+        statuses: &[
+            ("0", "success"),
+            ("1", "the rules have errors; of stop: a lift could not be undone"),
+            ("125", "Pagelift itself fails"),
+        ],
+        examples: &[],
+    },
+    usual("agent verdicts", &[]),
+];
+
 /// The command line with these sections after the options of each command. A command with subcommands has the first
 /// example of each.
 fn with_sections(mut command: Command, path: &str) -> Command {
@@ -233,25 +274,15 @@ fn with_sections(mut command: Command, path: &str) -> Command {
 
 /// The sections of a command as text.
 fn sections(path: &str) -> Option<String> {
-    let (statuses, examples): (Rows, Vec<_>) = match SECTIONS.iter().find(|sections| sections.command == path) {
-        Some(sections) => (sections.statuses, sections.examples.to_vec()),
-        None => {
-            let is_below =
-                |sections: &&Sections| sections.command.strip_prefix(path).is_some_and(|rest| rest.starts_with(' '));
-            let below = SECTIONS.iter().filter(is_below);
-            (&[], below.filter_map(|sections| sections.examples.first().copied()).collect())
-        }
+    let found = SECTIONS.iter().chain(GROUPS).find(|sections| sections.command == path)?;
+    let is_below = |sections: &&Sections| sections.command.strip_prefix(path).is_some_and(|rest| rest.starts_with(' '));
+    let examples: Vec<_> = match found.examples {
+        [] => SECTIONS.iter().filter(is_below).filter_map(|sections| sections.examples.first().copied()).collect(),
+        examples => examples.to_vec(),
     };
-    if path.is_empty() || examples.is_empty() {
-        return None;
-    }
-    let mut text = String::new();
-    if !statuses.is_empty() {
-        text += "Exit status:\n";
-        statuses.iter().for_each(|(status, meaning)| text += &format!("  {status:<5}  {meaning}\n"));
-        text.push('\n');
-    }
-    text += "Examples:\n";
+    let mut text = "Exit status:\n".to_owned();
+    found.statuses.iter().for_each(|(status, meaning)| text += &format!("  {status:<5}  {meaning}\n"));
+    text += "\nExamples:\n";
     examples.iter().for_each(|(example, meaning)| text += &format!("  {example}\n      {meaning}\n"));
     Some(text.trim_end().to_owned())
 }
@@ -317,7 +348,7 @@ mod tests {
 
     #[test]
     fn each_example_is_a_command_line() {
-        for sections in SECTIONS {
+        for sections in SECTIONS.iter().chain(GROUPS) {
             for (example, meaning) in sections.examples {
                 assert!(example.starts_with(&format!("pagelift {}", sections.command)), "{example}");
                 assert!(example.len() <= 78 && meaning.len() <= 74, "wider than a terminal: {example}: {meaning}");

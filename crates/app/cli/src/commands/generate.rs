@@ -136,6 +136,12 @@ mod tests {
         }
         assert!(read("pagelift-image.1").contains("pagelift image gc \\-\\-dry\\-run"));
         assert!(read("pagelift.1").contains(".SH SUBCOMMANDS"));
+        for file in fs::read_dir(folder.path()).unwrap() {
+            let file = file.unwrap().path();
+            let page = fs::read_to_string(&file).unwrap();
+            let has = |heading: &str| page.contains(&format!(".SH \"{heading}\"\n"));
+            assert!(has("EXIT STATUS") && has("EXAMPLES"), "{}", file.display());
+        }
         assert!(!folder.path().join("pagelift-generate.1").exists());
     }
 
