@@ -1,6 +1,7 @@
 //! `pagelift image setup`.
 
 use super::StoreArg;
+use crate::commands::service::systemd;
 use crate::output::Output;
 use crate::root_program;
 use crate::say;
@@ -9,7 +10,7 @@ use anyhow::bail;
 use clap::{Args, ValueEnum};
 use foreign_text::{quoted, quoted_path};
 use image_store::{FileSystem, Store, StoreMode, StoreMount, StoreSize};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// `pagelift image setup`.
@@ -108,6 +109,9 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
             let units = mount.install_units(&args.unit_folder, &std::env::current_exe()?)?;
             units.iter().try_for_each(|unit| writeln!(out, "written and enabled: {}", unit.display()))?;
             out.print(reload())?;
+            if !systemd::is_running() {
+                say!("pagelift: {}", systemd::WITHOUT);
+            }
         }
         Some(BootArg::Fstab) => {
             mount.install_fstab_line(&args.fstab)?;
@@ -142,7 +146,7 @@ fn say_if_boot_differs(args: &SetupArgs, mount: &StoreMount) {
 fn uninstall(args: &SetupArgs, mount: &StoreMount) -> anyhow::Result<()> {
     let out = Output::Standard;
     let units = mount.installed_units(&args.unit_folder)?;
-    if Path::new("/run/systemd/system").exists() {
+    if systemd::is_running() {
         stop_timers(&units);
     }
     let removed = mount.uninstall_units(&args.unit_folder)?;
@@ -192,7 +196,7 @@ fn describe(store: &Store) -> anyhow::Result<String> {
 
 /// A running systemd learns of the unit; without one it does at the next boot.
 fn reload() -> &'static str {
-    if !Path::new("/run/systemd/system").exists() {
+    if !systemd::is_running() {
         return "";
     }
     match Command::new("systemctl").arg("daemon-reload").status() {

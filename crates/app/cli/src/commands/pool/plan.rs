@@ -4,6 +4,7 @@ use super::needed::{Needed, by_command, by_target, pool_policy, this_program};
 use super::nodes::placed;
 use crate::arguments::heap::{HeapArgs, size_word};
 use crate::arguments::policy::{PolicyArgs, words};
+use crate::commands::service::systemd;
 use crate::output::Output;
 use crate::root_program;
 use crate::say;
@@ -316,6 +317,9 @@ fn install(
     let written = installation.install(file).context("installing")?;
     written.iter().try_for_each(|path| writeln!(out, "wrote {}", path.display()))?;
     reload_systemd(args, &written);
+    if BootKind::from(kind) == BootKind::Systemd && args.root == Path::new("/") && !systemd::is_running() {
+        say!("pagelift: {}", systemd::WITHOUT);
+    }
     writeln!(out, "{}", if args.cma { text::SET_ASIDE } else { text::installed(kind.into()) })?;
     Ok(())
 }
@@ -323,7 +327,7 @@ fn install(
 /// Has a running systemd read its units again.
 fn reload_systemd(args: &PlanArgs, paths: &[PathBuf]) {
     let has_unit = paths.iter().any(|path| path.extension().is_some_and(|extension| extension == "service"));
-    if has_unit && args.root == Path::new("/") && Path::new("/run/systemd/system").exists() {
+    if has_unit && args.root == Path::new("/") && systemd::is_running() {
         let reloaded = Command::new("systemctl").arg("daemon-reload").status();
         if !reloaded.is_ok_and(|status| status.success()) {
             say!("pagelift: note: `systemctl daemon-reload` failed; the next boot reads the unit anyway");

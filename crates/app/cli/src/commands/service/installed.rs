@@ -156,6 +156,16 @@ fn undone(removed: &[&(PathBuf, DropIn)], now: bool) -> anyhow::Result<Vec<Strin
     restarted(&services, now)
 }
 
+/// The text of an empty list, with the command that lifts a program's next starts.
+const fn no_service(systemd_runs: bool) -> &'static str {
+    match systemd_runs {
+        true => "no service; `pagelift enable UNIT` has one lifted at each start",
+        false => {
+            "no service: systemd does not run here (no /run/systemd/system); `pagelift run -- CMD` starts a program lifted"
+        }
+    }
+}
+
 /// Lists the services that are lifted at each start.
 pub fn enabled(args: &EnabledArgs) -> anyhow::Result<()> {
     let at_starts = systemd::installed().into_iter().map(|(path, file)| row(path, file));
@@ -168,7 +178,7 @@ pub fn enabled(args: &EnabledArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     if services.is_empty() {
-        writeln!(out, "no service; `pagelift enable UNIT` has one lifted at each start")?;
+        writeln!(out, "{}", no_service(systemd::is_running()))?;
         return Ok(());
     }
     let mut rows = table(&["unit", "active", "pid", "lasts", "way", "state"]);
@@ -253,6 +263,12 @@ fn is_executable(file: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn enable_is_advised_only_where_systemd_runs() {
+        assert_eq!(no_service(true), "no service; `pagelift enable UNIT` has one lifted at each start");
+        assert!(!no_service(false).contains("enable") && no_service(false).contains("`pagelift run -- CMD`"));
+    }
 
     #[test]
     fn one_file_that_stays_keeps_no_other() {

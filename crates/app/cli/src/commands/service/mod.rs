@@ -5,7 +5,7 @@ mod facts;
 mod installed;
 mod lift_args;
 mod memory;
-mod systemd;
+pub mod systemd;
 mod words;
 
 pub use enable::{EnableArgs, enable};

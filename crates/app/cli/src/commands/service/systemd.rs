@@ -148,10 +148,19 @@ pub fn service_name(name: &str) -> anyhow::Result<String> {
     }
 }
 
+/// True if systemd has booted this machine or container (sd_booted(3)).
+pub fn is_running() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+}
+
+/// The note about units that were written where systemd does not run.
+pub const WITHOUT: &str =
+    "note: systemd does not run here (no /run/systemd/system); the units act only after a boot with systemd";
+
 /// Reads the properties of a unit.
 pub fn show(unit: &str) -> anyhow::Result<Properties> {
     ensure!(
-        Path::new("/run/systemd/system").is_dir(),
+        is_running(),
         "systemd does not run here (no /run/systemd/system); needed: a machine or container that it has booted"
     );
     let output = Command::new("systemctl").args(["show", "--no-pager", "-p", &NAMES.join(","), "--", unit]).output();
