@@ -184,7 +184,7 @@ fn by_build_tool(program: &ProgramFacts) -> Option<Verdict> {
         ),
         run: Some(format!("pagelift run --only cc1,cc1plus -- {words}")),
         measure: Some(format!("pagelift bench --only cc1,cc1plus -- {words}")),
-        estimates: Vec::new(),
+        ..Verdict::default()
     })
 }
 
