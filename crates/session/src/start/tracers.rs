@@ -88,8 +88,8 @@ fn of_program<'data, R: ReadRef<'data>>(data: R) -> object::Result<Option<&'stat
     Ok(calls.then_some("it calls ptrace itself"))
 }
 
-/// The dynamic symbols of a file. Programs with plugins export a hundred thousand, so names are looked up in the hash table;
-/// those of imports, which come first, are not in it unless their address is taken.
+/// The dynamic symbols of a file. Programs with plugins export a hundred thousand, so names are looked up in the hash table.
+/// Imports come first, and are not in it unless their address is taken.
 struct DynamicSymbols<'data, R: ReadRef<'data>> {
     endian: Endianness,
     symbols: SymbolTable<'data, Header, R>,
