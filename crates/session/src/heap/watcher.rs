@@ -59,8 +59,8 @@ enum Pass {
 }
 
 /// Collapses a process's memory onto pages of size `huge` again and again until it ends or the kernel refuses. The PID is the one
-/// that the process had when the handle was opened. `tell` is called once for each kind of reason, and `once_settled` once, after the
-/// first pass that finds nothing more.
+/// that the process had when the handle was opened. Each kind of reason is passed to `tell` once. After the first pass
+/// that finds nothing more, `once_settled` is called.
 pub fn collapse_while_it_runs(
     process: &ProcessHandle,
     pid: i32,
