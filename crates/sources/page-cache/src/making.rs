@@ -39,8 +39,8 @@ pub(crate) struct Making<'a, C: PageCache> {
     pub now: Looked<C::Hold>,
     /// Blocks that were collapsed.
     pub collapsed: BTreeSet<u64>,
-    /// Blocks whose pages were in use at each attempt to collapse them.
-    in_use: BTreeSet<u64>,
+    /// Blocks whose pages were in use at each attempt to collapse them: a later attempt may succeed though they are mapped.
+    pub in_use: BTreeSet<u64>,
     /// Blocks that were evicted and read again.
     pub created: BTreeSet<u64>,
     /// Number of evictions.
@@ -385,10 +385,6 @@ impl<'a, C: PageCache> Making<'a, C> {
         let held: Vec<&Vec<(i32, String)>> = small.iter().filter_map(|block| by_block.get(block)).collect();
         if !held.is_empty() {
             let blocks = held.len() as u64;
-            // The kernel collapses mapped blocks, too, once their pages are no longer in use.
-            if small.iter().all(|block| self.in_use.contains(block)) {
-                return Ok(Refusal::InUse { blocks, path });
-            }
             let processes: BTreeSet<(i32, String)> = held.into_iter().flatten().cloned().collect();
             return Ok(Refusal::Mapped { processes: processes.into_iter().collect(), blocks, unseen, path });
         }

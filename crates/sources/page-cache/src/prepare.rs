@@ -184,10 +184,11 @@ impl Work<'_> {
     fn attempt(&self, refusal: Option<&Refusal>, before: Option<&Lasting>) -> Option<Attempt> {
         let refusal = refusal?;
         let lasting = match refusal {
-            Refusal::Mapped { processes, .. } if !processes.is_empty() => {
+            Refusal::Mapped { processes, .. } if !processes.is_empty() && self.making.in_use.is_empty() => {
                 Lasting::while_alive(&processes.iter().map(|(pid, _)| *pid).collect::<Vec<_>>())
             }
-            // No process was found: one may have mapped the file for a moment, for example to read its state.
+            // No process was found, or their pages were in use: one may have mapped the file for a moment, for example to
+            // read its state, and the kernel collapses mapped blocks once nobody uses their pages.
             Refusal::Mapped { .. } | Refusal::InUse { .. } => Lasting::pause_after(before),
             Refusal::Fragmented { .. } | Refusal::Tmpfs(_) => Lasting::a_while(),
             // The blocks made so far remain: the next attempt continues from there.

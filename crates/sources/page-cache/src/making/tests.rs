@@ -393,9 +393,10 @@ fn blocks_with_pages_in_use_are_collapsed_later() {
         let refusal = work.make().unwrap();
         let is_as_due = match &refusal {
             None => huge == 6,
-            Some(refusal) => huge < 6 && matches!(refusal, Refusal::InUse { blocks: 4, .. }),
+            Some(refusal) => huge < 6 && matches!(refusal, Refusal::Mapped { blocks: 4, .. }),
         };
         assert!(work.now.blocks.len() == huge && is_as_due, "{times} times: {refusal:?}");
+        assert_eq!(work.in_use.len(), 6 - huge);
     }
 }
 
