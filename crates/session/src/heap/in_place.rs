@@ -64,7 +64,7 @@ pub fn collapse_in_place(pid: i32, machine: &MachineFacts, before: Anonymous) ->
 
 /// The lift of a heap.
 pub(super) const fn half_full() -> InPlaceOptions<'static> {
-    InPlaceOptions { fill: Fill::Half, ..InPlaceOptions::of(InPlace::Anonymous) }
+    InPlaceOptions { fill: Fill::Half, with_break: true, ..InPlaceOptions::of(InPlace::Anonymous) }
 }
 
 /// Why the kernel collapses nothing, and the fix, if it refuses all.

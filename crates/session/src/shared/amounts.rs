@@ -37,7 +37,8 @@ impl InPlaceAmounts {
     pub fn of(memory: &ProcessMemory) -> Self {
         let Some(huge) = transparent_huge_page() else { return Self::default() };
         let of_private = |kind| {
-            let usages = private::mappings_in(memory, kind, huge).filter(|usage| private::refusal(usage).is_none());
+            let usages =
+                private::mappings_in(memory, kind, false, huge).filter(|usage| private::refusal(usage).is_none());
             if collapses(kind) { small(usages, huge, |usage| (usage.resident, usage.huge())) } else { 0 }
         };
         let (shared, unaligned_shared) = shared(memory, huge);

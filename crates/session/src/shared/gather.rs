@@ -283,6 +283,8 @@ struct Looked {
 pub(super) struct Looking {
     /// Its kind.
     pub memory: InPlace,
+    /// The break (brk(2)) counts as anonymous memory.
+    pub with_break: bool,
     /// Huge page size.
     pub huge: PageSize,
     /// Settings of the machine.
@@ -355,7 +357,7 @@ impl Looking {
             let view = View { refused: private::refusal(usage), ..view(pid, usage) };
             (key, Shown { view, mapping: usage.mapping.clone(), special: None })
         };
-        let usages = private::mappings(pid, self.memory, self.huge, reader)?;
+        let usages = private::mappings(pid, self.memory, self.with_break, self.huge, reader)?;
         let mut all: Vec<_> = usages.iter().map(shown).collect();
         find_huge(pid, &mut all, Pagemap::huge_private);
         Ok(all)
@@ -456,7 +458,12 @@ mod tests {
 
     fn family(pids: &[i32], chosen: Chosen<'_>) -> Result<Family, SessionError> {
         let (huge, settings) = (PageSize::new(2 << 20).unwrap(), Arc::new(Settings { of_size: None }));
-        Family::of(pids, chosen, &Looking { memory: InPlace::Shared, huge, settings }, &mut Asking::default())
+        Family::of(
+            pids,
+            chosen,
+            &Looking { memory: InPlace::Shared, with_break: false, huge, settings },
+            &mut Asking::default(),
+        )
     }
 
     #[test]

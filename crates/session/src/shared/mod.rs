@@ -84,6 +84,8 @@ pub struct InPlaceOptions<'a> {
     pub chosen: Chosen<'a>,
     /// The blocks with holes that are filled.
     pub fill: Fill,
+    /// The break (brk(2)) counts as anonymous memory. A usual lift has it as the heap.
+    pub with_break: bool,
     /// Most bytes that are added: holes that are filled, and swapped data that is read back.
     pub most: Option<u64>,
 }
@@ -91,7 +93,7 @@ pub struct InPlaceOptions<'a> {
 impl InPlaceOptions<'_> {
     /// The usual lift of this memory.
     pub const fn of(memory: InPlace) -> Self {
-        Self { memory, chosen: Chosen::ByNumber, fill: Fill::Few, most: None }
+        Self { memory, chosen: Chosen::ByNumber, fill: Fill::Few, with_break: false, most: None }
     }
 }
 
@@ -199,7 +201,12 @@ impl Prepared {
         asking: &mut Asking,
     ) -> Result<Self, SessionError> {
         let (machine, settings) = machine(options.memory)?;
-        let looking = Looking { memory: options.memory, huge: machine.huge, settings: Arc::new(settings) };
+        let looking = Looking {
+            memory: options.memory,
+            with_break: options.with_break,
+            huge: machine.huge,
+            settings: Arc::new(settings),
+        };
         let family = Family::of(pids, options.chosen, &looking, asking)?;
         let policy = Policy { fill: options.fill, most: options.most };
         let plan = plan_within(&family.segments, &machine, policy, &mut rooms.of_tmpfs);

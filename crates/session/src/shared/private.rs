@@ -24,22 +24,25 @@ const AT_ONCE: u64 = 1 << 30;
 pub(super) fn mappings(
     pid: i32,
     memory: InPlace,
+    with_break: bool,
     huge: PageSize,
     reader: &mut ObjectReader,
 ) -> Result<Vec<MappingUsage>, SessionError> {
     let process = ProcessMemory::read_by(reader, pid)?;
-    Ok(mappings_in(&process, memory, huge).cloned().collect())
+    Ok(mappings_in(&process, memory, with_break, huge).cloned().collect())
 }
 
-/// The mappings of one kind in a process's memory.
+/// The mappings of one kind in a process's memory; `with_break`: brk(2)'s count as anonymous memory.
 pub(super) fn mappings_in(
     process: &ProcessMemory,
     memory: InPlace,
+    with_break: bool,
     huge: PageSize,
 ) -> impl Iterator<Item = &MappingUsage> {
     let is_chosen = move |kind, usage: &MappingUsage| match (memory, kind) {
-        (InPlace::Anonymous, MemoryKind::Anonymous) => {
-            usage.mapping.protection.read && usage.mapping.range.len() >= huge.bytes()
+        (InPlace::Anonymous, MemoryKind::Anonymous | MemoryKind::Heap) => {
+            let is_wanted = with_break || kind == MemoryKind::Anonymous;
+            is_wanted && usage.mapping.protection.read && usage.mapping.range.len() >= huge.bytes()
         }
         (InPlace::Jit, MemoryKind::Jit) => true,
         _ => false,

@@ -161,7 +161,7 @@ fn lift_each<'a>(
     let members = Members::new(pids, chosen);
     let (mut reports, mut growing) = (InPlaceReports::default(), Vec::new());
     for &memory in in_place {
-        let options = InPlaceOptions { memory, chosen, fill: args.fill.into(), most: left.0 };
+        let options = InPlaceOptions { memory, chosen, fill: args.fill.into(), with_break: false, most: left.0 };
         let (report, grows) = lift_memory(args, pids, options)?;
         left.spend(added(&report));
         reports.add(report);
