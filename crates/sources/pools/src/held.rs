@@ -1,44 +1,10 @@
 //! Pages that a process holds until it ends. A record in /run names them while the process lives.
 
 use crate::change::{Change, GivenBack, give_back, part_of};
+use crate::holder::Holder;
 use crate::record::{FOLDER, ReservationRecord};
 use crate::{PoolError, PoolLock, PoolRequest, Settings};
-use address_space::ProcessStat;
-use machine_facts::Files;
 use std::path::Path;
-
-/// A name that no reservation of a user can have.
-const PREFIX: &str = "held.";
-
-/// The process of a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
-    pub pid: i32,
-    /// Time of its start in clock ticks since boot, which distinguishes it from a later process with this PID.
-    start: u64,
-}
-
-impl Holder {
-    fn of(files: &impl Files, pid: i32) -> Option<Self> {
-        let start = ProcessStat::parse(&files.text(&format!("/proc/{pid}/stat"))?)?.start_time()?;
-        Some(Self { pid, start })
-    }
-
-    /// The holder of the record with this name; `None` for a reservation of a user.
-    pub fn named(name: &str) -> Option<Self> {
-        let (pid, start) = name.strip_prefix(PREFIX)?.split_once('.')?;
-        Some(Self { pid: pid.parse().ok()?, start: start.parse().ok()? })
-    }
-
-    fn name(self) -> String {
-        format!("{PREFIX}{}.{}", self.pid, self.start)
-    }
-
-    /// True while the process lives.
-    pub fn is_there(self, files: &impl Files) -> bool {
-        Self::of(files, self.pid) == Some(self)
-    }
-}
 
 /// Pages that this process gives back before it ends.
 #[derive(Debug)]

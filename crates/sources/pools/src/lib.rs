@@ -10,6 +10,7 @@ mod demote;
 mod earlier;
 mod error;
 mod held;
+mod holder;
 mod hugetlbfs;
 mod install;
 mod need;

@@ -2,7 +2,7 @@
 //! clears. A repeated reservation adds only the missing pages, and a release gives back the added pages, in use or not.
 
 use crate::change::{Change, give_back, persistent, pool_of};
-use crate::held::Holder;
+use crate::holder::Holder;
 use crate::install::{InstallError, check_name};
 use crate::reserve::reserve_beside;
 use crate::{GivenBack, PoolError, PoolRequest, ReserveOptions, ReserveOutcome, Settings};
