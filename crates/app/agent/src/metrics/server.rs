@@ -5,16 +5,17 @@
 
 use super::text::OPEN_METRICS;
 use crate::rules::Listen;
-use nix::libc::{O_NOFOLLOW, O_PATH};
+use nix::fcntl::{OFlag, open};
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
+use nix::sys::stat::Mode;
 use nix::unistd::getpid;
 use std::collections::VecDeque;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -154,7 +155,8 @@ impl Server {
 /// Gives this process's socket mode 660. If others can write to the folder, the name may lead to another file by now, whose mode
 /// stays.
 fn open_to_group(path: &Path) -> io::Result<()> {
-    let socket = File::options().read(true).custom_flags(O_PATH | O_NOFOLLOW).open(path)?;
+    // The standard library takes no O_PATH with musl, where it is a part of O_ACCMODE.
+    let socket = open(path, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())?;
     let opened = PathBuf::from(format!("/proc/self/fd/{}", socket.as_raw_fd()));
     if !is_own_listener(&opened).unwrap_or(false) {
         let why = "found another file in the place of the new socket; needed: a folder in which only root can write";
