@@ -68,7 +68,7 @@ pub struct Watch {
     times: TimesByProcess,
     interrupts: InterruptCounts,
     started: Instant,
-    /// The same in nanoseconds of CLOCK_MONOTONIC.
+    /// Start in nanoseconds of CLOCK_MONOTONIC.
     started_at: u64,
     /// When it ended, and the interrupts then.
     ended: Option<(Instant, InterruptCounts)>,
