@@ -268,8 +268,10 @@ fn traced(t: &Context, arguments: &[&str]) -> Result<Traced> {
     Ok(Traced { output, threads })
 }
 
+/// O_PATH opens nothing that could be read.
 fn opens_the_program(line: &str) -> bool {
-    ["/map_files/", "/exe\"", "/smaps\"", "/maps\""].iter().any(|file| line.contains("open") && line.contains(file))
+    let is_named = ["/map_files/", "/exe\"", "/smaps\"", "/maps\""].iter().any(|file| line.contains(file));
+    is_named && line.contains("open") && !line.contains("O_PATH")
 }
 
 fn confined_before_it_opens(trace: &str) -> bool {
