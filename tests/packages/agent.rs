@@ -69,6 +69,7 @@ const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print s
     pagelift agent run 2>/tmp/said &
     agent=$!
     soon grep -q '^package ' /run/pagelift/agent/installations
+    soon grep -q \"pid.*$agent\" /run/pagelift/agent/status.json
     purge
     wait $agent
     stays
