@@ -79,8 +79,12 @@ impl Answers {
         // Heaps and other memory need an option.
         let run = self.run.as_deref().unwrap_or_default();
         let adds = self.added != "0 B" || run.contains("--heap") || run.contains("--lift");
-        ensure!(run.is_empty() || adds, "a lift of nothing is recommended");
-        ensure!(run.is_empty() || run.starts_with("pagelift ") && run.contains(" attach "), "no lift of a process");
+        // A server that requests pool pages by itself gets those first.
+        let by_pool =
+            run.starts_with("pagelift pool reserve ") && self.doctor.contains("reserve them, then restart it");
+        ensure!(run.is_empty() || by_pool || adds, "a lift of nothing is recommended");
+        let lifts = run.starts_with("pagelift ") && run.contains(" attach ");
+        ensure!(run.is_empty() || by_pool || lifts, "no lift of a process");
         Ok(())
     }
 }

@@ -246,7 +246,7 @@ fn engineer(t: &Context) -> Result<()> {
     let rules = format!("all: {}\n%.o: %.cc\n\tg++ -c -o $@ $<\nfails:\n\texit 3\n", objects.join(" "));
     fs::write(t.folder().join("Makefile"), rules)?;
     let hint = typed(t, "pagelift run -- g++ -c 0.cc")?.stderr;
-    ensure!(hint.contains("`--only cc1plus` lifts it"), "{hint}");
+    ensure!(hint.contains("`pagelift run --only cc1plus` lifts it"), "{hint}");
     let advice = advice(t, "g++ -c 0.cc")?;
     let lifted = typed(t, command_of(&advice["run"])?)?.stderr;
     ensure!(lifted.contains("cc1plus["), "{lifted}");

@@ -50,7 +50,9 @@ fn administrator(t: &Context) -> Result<()> {
     server.wait_for_stderr("ready to accept connections")?;
     let pid = server.pid();
     let plain = Answers::that_agree(t, pid)?;
-    let lift = plain.run.clone().unwrap_or_else(|| format!("pagelift attach {pid}"));
+    // Pool pages from its start come first; its memory is lifted as it is here.
+    let recommended = plain.run.clone().filter(|run| run.contains(" attach "));
+    let lift = recommended.unwrap_or_else(|| format!("pagelift attach {pid} --pages thp"));
     typed(t, &lift)?;
     let lifted = Answers::that_agree(t, pid)?;
     ensure!(lifted.huge != "0 B" || plain.added == "0 B", "{plain}{lifted}");

@@ -55,7 +55,8 @@ fn once(t: &Context) -> Result<()> {
     // A missing file is an error.
     let missing = list(t, &format!("{}\n/nowhere/to/be/found\n", program.display()))?;
     let output = t.run(keep(t, &missing, &["--once"])?)?;
-    let says = output.stderr.contains("/nowhere/to/be/found: No such file") && output.stderr.contains("1 of 2 listed files");
+    let says =
+        output.stderr.contains("/nowhere/to/be/found: No such file") && output.stderr.contains("1 of 2 listed files");
     ensure!(output.ending == Ending::Exit(125) && says, "{output:?}");
     Ok(())
 }
