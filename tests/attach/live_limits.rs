@@ -280,7 +280,7 @@ fn another_user(t: &Context) -> Result<()> {
 /// The lifted ranges are reported, although collapsing the heap is not permitted.
 fn heap_not_permitted(t: &Context) -> Result<()> {
     let _at_rest = Setting::khugepaged_at_rest()?;
-    let mut command = Program::named("start/pie_by_default.c")?.command()?;
+    let mut command = Program::named("attach/holds_a_block_beside_large_code.c")?.command()?;
     command.uid(NOBODY).gid(NOBODY).current_dir("/");
     let session = t.session(command)?;
     session.wait_for_line("ready")?;
