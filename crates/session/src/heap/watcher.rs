@@ -58,9 +58,9 @@ enum Pass {
     Ends,
 }
 
-/// Collapses a process's memory onto pages of size `huge` again and again until it ends or the kernel refuses. The PID is the one
-/// that the process had when the handle was opened. Each kind of reason is passed to `tell` once. After the first pass
-/// that finds nothing more, `once_settled` is called.
+/// Collapses a process's memory onto pages of size `huge` again and again until it ends or the kernel refuses. `pid` is
+/// the number of the process behind `process`. The caller learns each kind of reason once, and by `once_settled` of the first
+/// pass that finds no more memory to collapse.
 pub fn collapse_while_it_runs(
     process: &ProcessHandle,
     pid: i32,
