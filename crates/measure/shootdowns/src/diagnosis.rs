@@ -5,7 +5,6 @@ use crate::lives::Life;
 use crate::severity::Severity;
 use crate::stacks::Frame;
 use crate::summary::ProcessSummary;
-use address_space::ProcessStat;
 pub use heap_choice::cures::Effect;
 use heap_choice::cures::{Advice, Cure, Flags, When, cures};
 use heap_choice::{Allocator, AllocatorOrigin, Environment, Family, Program, Runtime};
@@ -185,7 +184,7 @@ impl Subject {
 
     /// Looks at a process now.
     pub fn of(pid: i32) -> Self {
-        let start = ProcessFiles::of(pid).bytes("stat").ok().and_then(|stat| ProcessStat::parse(&stat)?.start_time());
+        let start = ProcessFiles::of(pid).start_time();
         let code = ProcessCode::of(pid).ok();
         let environment = ProcessFiles::of(pid).bytes("environ").unwrap_or_default();
         let allocator = code.as_ref().and_then(|code| Some(Allocator::of(&Program::of_process(code)?)));

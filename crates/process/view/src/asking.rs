@@ -10,7 +10,6 @@
 mod work;
 
 use crate::{ObservationError, ProcessFiles};
-use address_space::ProcessStat;
 use linux::owner::accountable_user_of;
 use linux::watch::{self, GivenUp, Worker};
 use serde::Serialize;
@@ -183,7 +182,7 @@ impl OneByOne {
             work()
         });
         done.map_err(|GivenUp| {
-            let (start, user) = (start_of(pid), (LIMITS.user_of)(pid));
+            let (start, user) = (ProcessFiles::of(pid).start_time(), (LIMITS.user_of)(pid));
             locked(&KNOWN).left_behind.push(LeftBehind { pid, start, user, thread });
             Unanswered::new(pid, Silence::NoAnswer)
         })
@@ -257,7 +256,7 @@ impl Known {
     }
 
     fn is_silent(&self, pid: i32) -> bool {
-        self.left_behind.iter().any(|silent| silent.pid == pid && silent.start == start_of(pid))
+        self.left_behind.iter().any(|silent| silent.pid == pid && silent.start == ProcessFiles::of(pid).start_time())
     }
 
     /// Why no work with a process begins, if so.
@@ -281,11 +280,6 @@ impl Known {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Time of a process's start. Reading it takes none of the locks that a program can hold.
-fn start_of(pid: i32) -> Option<u64> {
-    ProcessStat::parse(&ProcessFiles::of(pid).text("stat").ok()?)?.start_time()
 }
 
 fn ask<T: Send + 'static>(
@@ -455,7 +449,7 @@ fn start<T: Send + 'static>(
         while let Some(pid) = next() {
             let begun = Instant::now();
             // It may end meanwhile, and another process get its number.
-            let start = start_of(pid);
+            let start = ProcessFiles::of(pid).start_time();
             locked(&shared).set_start(pid, start);
             let result = look(pid);
             // Nobody listens any more once this thread has been left behind.

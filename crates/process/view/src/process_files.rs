@@ -1,7 +1,9 @@
 //! The files of one process under `/proc` (proc(5)).
 
 use crate::{AuxiliaryVector, ObservationError, printable};
-use address_space::{Address, AddressSpace, MappingFlags, MappingUsage, MapsError, PageSize, parse_flags, parse_smaps};
+use address_space::{
+    Address, AddressSpace, MappingFlags, MappingUsage, MapsError, PageSize, ProcessStat, parse_flags, parse_smaps,
+};
 use linux::bounded::KERNEL_TEXT;
 use linux::text::{bytes_of, open_of_process};
 use linux::watch::watched;
@@ -50,6 +52,13 @@ impl ProcessFiles {
     pub fn executed_path(&self) -> Option<PathBuf> {
         self.check_number().ok()?;
         std::fs::read_link(self.path("exe")).ok()
+    }
+
+    /// Time of the process's start in clock ticks since boot, which distinguishes it from a later process with this PID. Reading
+    /// it takes none of the locks that a program can hold. `None` if it has ended.
+    pub fn start_time(&self) -> Option<u64> {
+        // The name in it is any bytes.
+        ProcessStat::parse(&self.bytes("stat").ok()?)?.start_time()
     }
 
     /// The PID.

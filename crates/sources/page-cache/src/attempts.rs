@@ -5,13 +5,12 @@
 //! file beside it that nobody else can open. root keeps them in `/run/pagelift/page-cache`, other users in
 //! `pagelift/page-cache` below `$XDG_RUNTIME_DIR`, or in a directory of their own below the one for temporary files.
 
-use address_space::ProcessStat;
 use linux::lock_file::{LockError, PassingLock};
 use linux::text::text_of;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
-use process_view::FileIdentity;
+use process_view::{FileIdentity, ProcessFiles};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -58,7 +57,7 @@ pub(crate) enum Lasting {
 impl Lasting {
     /// As long as one of `processes` runs.
     pub fn while_alive(processes: &[i32]) -> Self {
-        Self::WhileAlive(processes.iter().filter_map(|&pid| Some((pid, start_time(pid)?))).collect())
+        Self::WhileAlive(processes.iter().filter_map(|&pid| Some((pid, ProcessFiles::of(pid).start_time()?))).collect())
     }
 
     /// From now on.
@@ -78,7 +77,9 @@ impl Lasting {
     fn is_over(&self) -> bool {
         match self {
             Self::ToBoot => false,
-            Self::WhileAlive(processes) => !processes.iter().any(|&(pid, start)| start_time(pid) == Some(start)),
+            Self::WhileAlive(processes) => {
+                !processes.iter().any(|&(pid, start)| ProcessFiles::of(pid).start_time() == Some(start))
+            }
             Self::AWhile(since) => now().abs_diff(*since) > REPEAT_AFTER.as_secs(),
             Self::Pause { since, seconds } => now().abs_diff(*since) >= *seconds,
         }
@@ -288,11 +289,6 @@ fn boot() -> String {
 
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-/// The time at which a process started, in clock ticks since boot.
-fn start_time(pid: i32) -> Option<u64> {
-    ProcessStat::parse(&linux::text::bytes_of(format!("/proc/{pid}/stat")).ok()?)?.start_time()
 }
 
 #[cfg(test)]

@@ -16,7 +16,6 @@ use crate::say;
 use crate::text::message::{self, JournalStream, StandardError};
 use crate::text::sum::Sum;
 use crate::text::{heap, pause::pause, table, worker};
-use address_space::ProcessStat;
 use foreign_text::printable;
 use in_place::{ToldOfRun, Wanted};
 use linux::bare;
@@ -404,7 +403,7 @@ impl<'a> Teller<'a> {
     /// Counts and reports a program that has ended, whose standard error is closed.
     fn note_unseen(&self, report: &LiftReport) {
         if self.sums_up() {
-            lock(&self.sum).add(report, start_time(report.pid));
+            lock(&self.sum).add(report, ProcessFiles::of(report.pid).start_time());
         }
         if let Some(path) = self.args.outcome.report.as_ref().filter(|path| !is_standard_output(path)) {
             let _ = report.write(path, !self.args.only.is_empty());
@@ -413,7 +412,7 @@ impl<'a> Teller<'a> {
 
     fn conclude(&self, report: &LiftReport, ended: bool) {
         let args = self.args;
-        let is_held = self.sums_up() && lock(&self.sum).add(report, start_time(report.pid));
+        let is_held = self.sums_up() && lock(&self.sum).add(report, ProcessFiles::of(report.pid).start_time());
         if report.postponed.is_some() || self.later.is_some() {
             self.note_standard_error(report.pid);
         }
@@ -569,9 +568,4 @@ impl<'a> ExecPlan<'a> {
         bare::write(libc::STDERR_FILENO, [b"pagelift: ", self.name.as_bytes(), b": ", why.as_bytes(), b"\n"]);
         bare::exit(status.into())
     }
-}
-
-/// Time of the process's start, in clock ticks since boot.
-fn start_time(pid: i32) -> Option<u64> {
-    ProcessStat::parse(&ProcessFiles::of(pid).bytes("stat").ok()?)?.start_time()
 }

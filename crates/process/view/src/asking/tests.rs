@@ -133,7 +133,7 @@ fn processes_that_are_slow_hide_no_other() {
 fn a_later_process_of_the_number_is_asked() {
     let _alone = alone();
     let own = std::process::id() as i32;
-    let (alive, start) = (Arc::new(()), start_of(own));
+    let (alive, start) = (Arc::new(()), ProcessFiles::of(own).start_time());
     let is_asked = |start| {
         let silent = LeftBehind { pid: own, start, user: None, thread: Arc::downgrade(&alive) };
         locked(&KNOWN).left_behind.push(silent);
