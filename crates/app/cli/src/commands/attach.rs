@@ -264,7 +264,7 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, state: &mut State) -> a
         report.write(path, args.pid.is_none()).with_context(|| format!("writing {}", path.display()))?;
     }
     if is_told(args.outcome.quiet, report.lift.unexpected.len()) {
-        let more = if report.lift.is_nothing() { on_request(pid) } else { String::new() };
+        let more = if report.lift.is_nothing() { on_request(pid, report.heap.is_some()) } else { String::new() };
         say!("{}; {}{more}", heap::outcome(&report), pause(paused));
     }
     if args.outcome.verbose {
@@ -311,9 +311,14 @@ fn in_place_amounts(pid: i32) -> InPlaceAmounts {
     ProcessMemory::read(pid).map(|memory| InPlaceAmounts::of(&memory)).unwrap_or_default()
 }
 
-/// Names the options by which memory of the process would be lifted in place, if there is any.
-fn on_request(pid: i32) -> String {
-    let standing = Standing { in_place: in_place_amounts(pid), ..Standing::default() };
+/// Names the options by which memory of the process would be lifted in place, if there is any. A lift of the heap has tried
+/// all anonymous memory.
+fn on_request(pid: i32, has_tried_heap: bool) -> String {
+    let mut in_place = in_place_amounts(pid);
+    if has_tried_heap {
+        in_place.anonymous = 0;
+    }
+    let standing = Standing { in_place, ..Standing::default() };
     standing.on_request().map_or_else(String::new, |options| format!("; on request: {options}"))
 }
 
