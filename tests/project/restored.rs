@@ -1,12 +1,12 @@
 //! The tests restore the machine: their pool when dropped, on panic, and after the test that held it was killed; and
-//! the kernel's settings.
+//! the kernel's settings. Their sum names each test binary that died.
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::process::{Command, ExitCode};
 use test_support::{
-    Context, Need, PoolReservation, Setting, available_pages, default_huge_page, main_of_one_at_a_time, pool_file,
-    test_case,
+    Context, Ending, Need, PoolReservation, Setting, available_pages, default_huge_page, main_of_one_at_a_time,
+    pool_file, test_case, workspace,
 };
 
 /// With this argument the test program only reserves pages, reports that, and waits to be killed.
@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         test_case("too_large_a_wish_is_explained", needs(), too_large),
         test_case("settings_are_put_back", setting(), settings_put_back),
         test_case("settings_are_put_right_after_a_kill", setting(), settings_after_a_kill),
+        test_case("a_binary_that_dies_is_named", vec![], death_is_named),
     ])
 }
 
@@ -141,5 +142,29 @@ fn settings_after_a_kill(t: &Context) -> Result<()> {
     kill_a_holder(t, CHANGE)?;
     drop(Setting::keep(HARMLESS)?);
     ensure!(value()? == before, "{} instead of {before}", value()?);
+    Ok(())
+}
+
+/// A binary that died has no `test result`: its own lines are then the only ones that say which test it was in.
+fn death_is_named(t: &Context) -> Result<()> {
+    let log = t.folder().join("log");
+    fs::write(
+        &log,
+        "     Running a.rs (a-1)\ntest one ... ok\n\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured\n\
+         \x20    Running b.rs (b-1)\ntest two ... ok\ntest three ... error: test failed, to rerun pass `--test b`\n\n\
+         Caused by:\n  process didn't exit successfully: `b-1` (signal: 11, SIGSEGV: invalid memory reference)\n\
+         \x20    Running beside.rs (beside-1)\n     Running c.rs (c-1)\ntest four ... FAILED\n\n---- four ----\nno page\n\nfailures:\n    four\n\n\
+         test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured\n",
+    )?;
+    let mut sum = Command::new(workspace().join("scripts/sum-tests"));
+    sum.arg(&log).arg("101");
+    let outcome = t.run(sum)?;
+    ensure!(outcome.ending == Ending::Exit(1), "{outcome:?}");
+    for part in
+        ["died: Running b.rs (b-1)", "test three ...", "SIGSEGV", "---- four ----", "1 passed, 2 failed, 0 skipped"]
+    {
+        ensure!(outcome.stdout.contains(part), "no '{part}': {}", outcome.stdout);
+    }
+    ensure!(!outcome.stdout.contains("test one"), "of a binary that ended well: {}", outcome.stdout);
     Ok(())
 }
