@@ -114,7 +114,17 @@ fn group(name: &[u8]) -> Option<PathBuf> {
     name.push(OsStr::from_bytes(&without_line_feed));
     name.push(".service");
     let roots = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
-    roots.iter().map(|root| Path::new(root).join(&name)).find(|group| fs::create_dir(group).is_ok())
+    roots.iter().map(|root| Path::new(root).join(&name)).find(|group| {
+        if fs::create_dir(group).is_err() {
+            return false;
+        }
+        // Where no hierarchy is mounted, the folder is an ordinary one.
+        let is_group = group.join("cgroup.procs").exists();
+        if !is_group {
+            let _ = fs::remove_dir(group);
+        }
+        is_group
+    })
 }
 
 /// Processes with hostile names everywhere, with a huge file, with many mappings, and with damaged tables.
