@@ -14,12 +14,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, Initramfs, Need, Program, VirtualMachine, check_results, main_of_machines, pagelift_binary,
-    program_source, record_results, shared_folder, target_folder, test_case, tests_folder, workspace,
+    Context, Initramfs, Need, Program, VirtualMachine, check_results, durations_of_checks, main_of_machines,
+    pagelift_binary, program_source, record_results, shared_folder, target_folder, test_case, tests_folder, workspace,
 };
 
 /// Far more than needed: the machine is emulated, and other processes may use the same CPUs.
 const LIMIT: Duration = Duration::from_secs(1500);
+/// Checks that take as long are listed with the durations of the tests.
+const LONG: Duration = Duration::from_secs(5);
 /// Sizes in MiB. A page of 1 GiB fits into the second, above the initramfs, which QEMU places below 2 GiB.
 const TWO_NODES: &[u32] = &[700, 2600];
 const PROGRAMS: [&str; 11] = [
@@ -97,10 +99,10 @@ fn main() -> ExitCode {
     // The longest tests come first.
     let mut tests = arm::tests();
     tests.extend([
+        on_one_node("linux-new-amd64", 106),
         on_one_node("linux-5.10-amd64", 110),
         on_one_node("linux-6.1-amd64", 96),
         on_one_node("linux-6.12-amd64", 87),
-        on_one_node("linux-new-amd64", 106),
         on_two_nodes("linux-5.10-amd64", 57),
         on_two_nodes("linux-6.1-amd64", 97),
         on_two_nodes("linux-6.12-amd64", 97),
@@ -160,6 +162,9 @@ fn run_machine(t: &Context, machine: &VirtualMachine, least: usize) -> Result<()
     let output = t.run_within(machine.command(), LIMIT)?;
     let console = output.stdout.replace('\r', "");
     record_results(t.name(), &console)?;
+    for (name, took) in durations_of_checks(&console).into_iter().filter(|(_, took)| *took >= LONG) {
+        t.note_duration_of(name, took);
+    }
     let checks = check_results(&console, least).with_context(|| output.stderr.clone())?;
     t.note(format!("{checks} checks in {:?}", output.took));
     Ok(())

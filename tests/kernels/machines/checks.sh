@@ -20,8 +20,10 @@ machine "$own_libc" $own_root
 # feature WORDS: the feature that the following results show. way WORD: how the last result was reached.
 feature() { echo "FEATURE $*"; }
 way() { echo "WAY $*"; }
-ok() { echo "RESULT ok $*"; }
-failed() { echo "RESULT failed $*"; }
+# ok, failed WORDS: the result of a check, and before it the seconds since the machine booted.
+ok() { at && echo "RESULT ok $*"; }
+failed() { at && echo "RESULT failed $*"; }
+at() { read -r uptime idle </proc/uptime && echo "AT $uptime"; }
 
 huge_kib=$(awk '$1 == "Hugepagesize:" { print $2 }' /proc/meminfo)
 pool_file=/sys/kernel/mm/hugepages/hugepages-${huge_kib}kB/nr_hugepages

@@ -47,6 +47,11 @@ impl Context {
         &self.folder
     }
 
+    /// Records the duration of a part of this test, beside the durations of whole tests.
+    pub fn note_duration_of(&self, part: &str, took: Duration) {
+        note_duration(&format!("{}: {part}", self.name), took);
+    }
+
     /// The pool that the test asked for with [`Need::Pool`].
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// An initramfs in the making: a `newc` archive (Documentation/driver-api/early-userspace/buffer-format.rst).
 pub struct Initramfs {
@@ -203,6 +204,20 @@ pub fn check_results(console: &str, least: usize) -> Result<usize> {
     Ok(results.len())
 }
 
+/// How long each check of an init script took, from its lines `AT SECONDS`, which precede the results.
+pub fn durations_of_checks(console: &str) -> Vec<(&str, Duration)> {
+    let (mut found, mut at, mut last) = (Vec::new(), 0.0, 0.0);
+    for line in console.lines() {
+        if let Some(seconds) = line.strip_prefix("AT ").and_then(|text| text.parse().ok()) {
+            at = seconds;
+        } else if let Some((_, result)) = line.split_once("RESULT ok ") {
+            found.push((result, Duration::try_from_secs_f64(at - last).unwrap_or_default()));
+            last = at;
+        }
+    }
+    found
+}
+
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")
@@ -245,6 +260,9 @@ mod tests {
         assert_eq!(check_results("RESULT ok a\nRESULT ok b\nEND OF CHECKS\n", 2).unwrap(), 2);
         assert!(check_results("RESULT ok a\nRESULT failed b: x\nEND OF CHECKS\n", 2).is_err());
         assert!(check_results("RESULT ok a\n", 1).is_err());
+        let timed = "AT 2.50\nRESULT ok a\n[ 3.0] kernel: AT 9\nAT 4.00\nRESULT ok b\nAT 3\nRESULT ok c\n";
+        let expected = [("a", 2500), ("b", 1500), ("c", 0)].map(|(name, ms)| (name, Duration::from_millis(ms)));
+        assert_eq!(durations_of_checks(timed), expected);
         assert!(check_results("END OF CHECKS\n", 1).is_err());
     }
 }
