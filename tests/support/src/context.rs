@@ -283,10 +283,10 @@ pub fn main_of(tests: Vec<Test>) -> ExitCode {
     run_at_once(tests, 2)
 }
 
-/// Like [`main_of`], for tests that each boot a virtual machine: programs in it sleep and wait, so that a third one finds
-/// CPUs that the other two leave idle.
+/// Like [`main_of`], for tests that each boot a virtual machine: half of the time its programs sleep and wait, so that two
+/// more find CPUs that the other two leave idle.
 pub fn main_of_machines(tests: Vec<Test>) -> ExitCode {
-    run_at_once(tests, 3)
+    run_at_once(tests, 4)
 }
 
 /// Like [`main_of`], for tests whose programs wait most of the time.
