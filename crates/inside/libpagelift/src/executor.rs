@@ -33,6 +33,10 @@ const COMPARED_AT_ONCE: u64 = 64 << 10;
 /// The range has changed since it was copied.
 const CHANGED: CallError = CallError { call: "the swap: the program has changed the range", errno: EBUSY as i32 };
 
+/// The range cannot be compared with its copy.
+const NOT_COMPARED: CallError =
+    CallError { call: "the swap: the range cannot be compared with its copy", errno: EBUSY as i32 };
+
 /// Executes steps in this process.
 pub struct OwnProcess {
     pagemap: Option<pagemap::Pagemap>,
@@ -214,6 +218,11 @@ fn failed(call: &'static str) -> impl Fn(Errno) -> CallError {
     move |errno| CallError { call, errno }
 }
 
+/// An error after which nothing was moved. With another number than `EBUSY` the engine would search the range for a gap.
+fn before_the_move(error: CallError) -> CallError {
+    if error == CHANGED || error.errno == EFAULT as i32 { CHANGED } else { NOT_COMPARED }
+}
+
 fn flags_of(backing: Backing) -> u32 {
     let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS;
     match backing {
@@ -308,7 +317,7 @@ impl Executor for OwnProcess {
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         // Only before the first try: where that fails, the range may be gone.
         for (range, copy) in self.copies.take(from, to) {
-            self.expect_same(range, copy)?;
+            self.expect_same(range, copy).map_err(before_the_move)?;
         }
         // SAFETY:
         // - the engine moves a copy over what it is a copy of, or what it moved aside back.
@@ -452,6 +461,22 @@ mod tests {
         assert_eq!(swapped(Protection::READ_EXECUTE, change), (Err(CHANGED), 2));
         assert_eq!(swapped(Protection::READ_EXECUTE, |_| {}), (Ok(()), 1));
         assert_eq!(swapped(Protection::READ, |range| write(range, 1)), (Ok(()), 1));
+    }
+
+    /// A call that fails before the move has left no gap that another thread could take, and nothing is restored after it.
+    #[test]
+    fn memory_that_is_unmapped_after_the_copy_has_changed() {
+        let mut executor = executor();
+        let (range, copy) = (filled(&mut executor, 1), filled(&mut executor, 0));
+        executor.copy(range, copy.start()).unwrap();
+        executor.protect(copy, Protection::READ).unwrap();
+        let last = AddressRange::new(range.end() - executor.base_page.bytes(), range.end());
+        executor.unmap(last).unwrap();
+        assert_eq!(executor.move_to(copy, range.start()), Err(CHANGED));
+        executor.unmap(AddressRange::new(range.start(), last.start())).unwrap();
+        executor.unmap(copy).unwrap();
+        let without_files = CallError { call: "reading /proc/thread-self/mem", errno: EPERM as i32 };
+        assert_eq!(before_the_move(without_files), NOT_COMPARED);
     }
 
     /// A private mapping of this program's own file, of one page, and an anonymous copy.
