@@ -4,7 +4,7 @@
 //! lifted as other anonymous memory is, within the same bounds, but also those that are only half full.
 
 use crate::SessionError;
-use crate::shared::{InPlace, InPlaceOptions, InPlaceReport, LeftAlone, lift_in_place};
+use crate::shared::{InPlace, InPlaceOptions, InPlaceReport, LeftAlone, lift_for_user};
 use address_space::MappingName;
 use lift_plan::MachineFacts;
 use process_view::ProcessFiles;
@@ -55,7 +55,7 @@ pub fn collapse_in_place(pid: i32, machine: &MachineFacts, before: Anonymous) ->
     if machine.thp.is_none() {
         return Err(SessionError::Refused("heap: this kernel has no transparent huge pages".into()));
     }
-    let report = lift_in_place(&[pid], half_full())?;
+    let report = lift_for_user(&[pid], half_full())?;
     if let Some(why) = refusal(&report) {
         return Err(SessionError::Refused(format!("heap: {why}")));
     }

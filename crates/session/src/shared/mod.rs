@@ -115,6 +115,14 @@ pub fn lift_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlac
     lift_within(pids, options, &mut Rooms::default(), Turn::Only).map(|(report, _)| report)
 }
 
+/// As [`lift_in_place`], for a user who waits: it looks longer for free huge pages, and may compact memory.
+///
+/// # Errors
+/// As for [`lift_in_place`].
+pub(crate) fn lift_for_user(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlaceReport, SessionError> {
+    lift_within(pids, options, &mut Rooms::that_may_compact(), Turn::First).map(|(report, _)| report)
+}
+
 /// Lifts of the same memory, one after the other. Half of the room that the first ones found stays free.
 pub(crate) struct RepeatedLift(Rooms);
 
