@@ -34,7 +34,7 @@ impl SearchPaths {
     }
 
     /// Candidates for a name that the object at `asker` needs, in the linker's order. `rpath` counts only if there is no
-    /// `runpath`. Folders after the first 256 of a list are left out.
+    /// `runpath`. Folders after the first 256 of a list are left out. A name that is longer than any path has no candidates.
     pub fn candidates<'a>(
         &'a self,
         name: &'a str,
@@ -51,7 +51,8 @@ impl SearchPaths {
         let listed = listed.map(move |folder| expand(folder, || &origin).join(name));
         let cached = iter::once(()).flat_map(move |()| self.cache.find(name)).map(PathBuf::from);
         let known = self.folders.iter().map(move |folder| folder.join(name));
-        itself.into_iter().chain(listed.chain(cached).chain(known).take_while(move |_| is_searched))
+        let all = itself.into_iter().chain(listed.chain(cached).chain(known).take_while(move |_| is_searched));
+        all.take_while(move |_| name.len() < LONGEST_PATH)
     }
 }
 
@@ -224,6 +225,13 @@ mod tests {
         assert_eq!(count(None, Some(&long)), 2 * (MOST_FOLDERS - 1));
         assert_eq!(count(Some(&long), None), 2 * (MOST_FOLDERS - 1));
         assert_eq!(paths.candidates("/lib/libx.so", Path::new("/prog/x"), None, Some(&long)).count(), 1);
+    }
+
+    #[test]
+    fn a_name_that_is_longer_than_any_path_is_not_searched() {
+        let (longest, paths) = ("x".repeat(LONGEST_PATH - 1), SearchPaths::default());
+        let count = |name: &str| paths.candidates(name, Path::new("/prog/x"), None, Some("/a:/b")).count();
+        assert_eq!([count(&longest), count(&(longest.clone() + "x")), count(&("/".to_owned() + &longest))], [2, 0, 0]);
     }
 
     #[test]
