@@ -8,36 +8,50 @@ use std::fmt;
 const LONGEST_NAME: usize = 1024;
 /// Most bytes that a demangler may write: a name with such arguments is shown without them.
 const LONGEST_DEMANGLED: usize = 65536;
+/// Bytes that a demangler writes in about the time that counts as one byte of memory. With the bound of all names of a process,
+/// 2 GiB are written at most.
+const WRITTEN_PER_BYTE: usize = 16;
 /// Mangled names longer than this are not demangled.
 const LONGEST_MANGLED: usize = 16384;
 
-/// The name demangled (Rust and C++; parameters left away, as perf does), on one line and of bounded length.
-pub(crate) fn readable(name: &[u8]) -> String {
-    let Ok(text) = std::str::from_utf8(name) else { return short(&String::from_utf8_lossy(name)) };
-    // A version behind the name (`memcpy@@GLIBC_2.14`) is no part of the mangling.
-    let (mangled, version) = text.split_at(text.find('@').unwrap_or(text.len()));
-    match demangled(mangled) {
-        Some(name) if name.len() > LONGEST_NAME => short(&(without_arguments(&name) + version)),
-        Some(name) => short(&(name + version)),
-        None => short(text),
-    }
+/// A name that a reader understands.
+pub(crate) struct Readable {
+    /// The name, on one line and of bounded length.
+    pub name: String,
+    /// Bytes of a budget of memory for the time that demangling took: many names of a few bytes can have long arguments.
+    pub work: u64,
 }
 
-fn demangled(name: &str) -> Option<String> {
+/// The name demangled (Rust and C++; parameters left away, as perf does).
+pub(crate) fn readable(name: &[u8]) -> Readable {
+    let Ok(text) = std::str::from_utf8(name) else {
+        return Readable { name: short(&String::from_utf8_lossy(name)), work: 0 };
+    };
+    // A version behind the name (`memcpy@@GLIBC_2.14`) is no part of the mangling.
+    let (mangled, version) = text.split_at(text.find('@').unwrap_or(text.len()));
+    let mut written = Bounded(String::new());
+    let is_whole = demangle(mangled, &mut written).is_some();
+    let work = (written.0.len() / WRITTEN_PER_BYTE) as u64;
+    let name = match written.0 {
+        name if is_whole && name.len() > LONGEST_NAME => short(&(without_arguments(&name) + version)),
+        name if is_whole => short(&(name + version)),
+        _ => short(text),
+    };
+    Readable { name, work }
+}
+
+fn demangle(name: &str, into: &mut Bounded) -> Option<()> {
     if name.len() > LONGEST_MANGLED {
         return None;
     }
-    let mut bounded = Bounded(String::new());
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
-        fmt::write(&mut bounded, format_args!("{rust:#}")).ok()?;
-        return Some(bounded.0);
+        return fmt::write(into, format_args!("{rust:#}")).ok();
     }
     if !name.starts_with("_Z") {
         return None;
     }
     let symbol = Symbol::new_with_options(name, &ParseOptions::default()).ok()?;
-    symbol.structured_demangle(&mut bounded, &DemangleOptions::new().no_params().no_return_type()).ok()?;
-    Some(bounded.0)
+    symbol.structured_demangle(into, &DemangleOptions::new().no_params().no_return_type()).ok()
 }
 
 /// The name with `<...>` for the arguments of its templates.
@@ -84,6 +98,10 @@ impl fmt::Write for Bounded {
 mod tests {
     use super::*;
 
+    fn name_of(name: &[u8]) -> String {
+        readable(name).name
+    }
+
     #[test]
     fn every_language_is_demangled() {
         for (mangled, name) in [
@@ -95,7 +113,7 @@ mod tests {
             ("_Znwm@GLIBCXX_3.4", "operator new@GLIBCXX_3.4"),
             ("bad\nname", "bad?name"),
         ] {
-            assert_eq!(readable(mangled.as_bytes()), name);
+            assert_eq!(name_of(mangled.as_bytes()), name);
         }
     }
 
@@ -103,7 +121,10 @@ mod tests {
     fn a_long_name_is_shown_without_arguments() {
         let grow = "_ZN4llvm12DenseMapBaseINS_8DenseMapIPNS_10BasicBlockENS1_IS3_N12_GLOBAL__N_18PredInfoENS_12DenseMapInfo\
                     IS3_vEENS_6detail12DenseMapPairIS3_S5_EEEES7_NS9_IS3_SB_EEEES3_SB_S7_SC_E4growEj";
-        assert_eq!(readable(grow.as_bytes()), "llvm::DenseMapBase<...>::grow");
+        assert_eq!(name_of(grow.as_bytes()), "llvm::DenseMapBase<...>::grow");
+        // Its demangled form has more bytes than a name may have.
+        assert!(readable(grow.as_bytes()).work >= (LONGEST_NAME / WRITTEN_PER_BYTE) as u64);
+        assert_eq!(readable(b"main").work, 0);
     }
 
     #[test]
@@ -126,7 +147,7 @@ mod tests {
         let mut mangled = String::from("_Z1fISt4pairIiiE");
         (0..64).for_each(|i| mangled.push_str(&format!("St4pairIS{i}_S{i}_E")));
         mangled.push('E');
-        assert!(readable(mangled.as_bytes()).len() <= LONGEST_NAME);
-        assert!(readable(&[b'x'; 1 << 20]).len() <= LONGEST_NAME);
+        assert!(name_of(mangled.as_bytes()).len() <= LONGEST_NAME);
+        assert!(name_of(&[b'x'; 1 << 20]).len() <= LONGEST_NAME);
     }
 }

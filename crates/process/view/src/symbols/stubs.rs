@@ -3,6 +3,7 @@
 //! A stub jumps through a slot of the global offset table; the slot's relocation names the function. Reading the jump
 //! itself works for every linker's layout (`.plt`, `.plt.sec`, `.plt.got`, with and without branch protection).
 
+use super::names::Readable;
 use super::sections::{Section, Sections, text_at};
 use super::{Symbol, names};
 use address_space::{Address, AddressRange, RangeSet};
@@ -35,9 +36,10 @@ pub(crate) fn stubs_of<'data, R: ReadRef<'data>>(
             let Some(name) = slots.get(&stub.slot) else { continue };
             let address = Address(stub.address);
             if wanted.overlaps(AddressRange::sized(address, 1)) {
-                let name = names::readable(name) + "@plt";
+                let Readable { name, work } = names::readable(name);
+                let name = name + "@plt";
                 let symbol = Symbol { address, size: stub.size, limit: address + stub.size, name, rank: 1 };
-                if !budget.spend(symbol.memory()) {
+                if !budget.spend(symbol.memory() + work) {
                     return symbols;
                 }
                 symbols.push(symbol);

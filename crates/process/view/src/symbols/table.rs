@@ -1,5 +1,6 @@
 //! Symbols from `.symtab` or `.dynsym`.
 
+use super::names::Readable;
 use super::sections::{Sections, text_at};
 use super::{Symbol, names};
 use address_space::{Address, RangeSet};
@@ -20,17 +21,19 @@ pub(crate) fn symbols_of<'data, R: ReadRef<'data>>(
     for section in sections.of_type(kind) {
         let Some((entries, texts)) = sections.symbols(section) else { continue };
         let named = entries.iter().filter_map(|entry| symbol_of(entry, sections, texts, wanted));
-        symbols.extend(named.take_while(|symbol| budget.spend(symbol.memory())));
+        let within = named.take_while(|(symbol, work)| budget.spend(symbol.memory() + work));
+        symbols.extend(within.map(|(symbol, _)| symbol));
     }
     symbols
 }
 
+/// A symbol, and the work for its name ([`Readable::work`]).
 fn symbol_of<'data, R: ReadRef<'data>>(
     entry: &Entry,
     sections: &Sections<'data, R>,
     texts: &[u8],
     wanted: &RangeSet,
-) -> Option<Symbol> {
+) -> Option<(Symbol, u64)> {
     let endian = sections.endian;
     let kind = entry.st_type();
     if ![elf::STT_FUNC, elf::STT_GNU_IFUNC, elf::STT_NOTYPE].contains(&kind) {
@@ -50,11 +53,13 @@ fn symbol_of<'data, R: ReadRef<'data>>(
         return None;
     }
     let global = entry.st_bind() == elf::STB_GLOBAL;
-    Some(Symbol {
+    let Readable { name, work } = names::readable(name);
+    let symbol = Symbol {
         address,
         size: entry.st_size.get(endian),
         limit: Address(section.index().and_then(|i| sections.end_of(i.into())).unwrap_or(u64::MAX)),
-        name: names::readable(name),
+        name,
         rank: u8::from(kind != elf::STT_NOTYPE) * 2 + u8::from(global),
-    })
+    };
+    Some((symbol, work))
 }
