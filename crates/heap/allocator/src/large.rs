@@ -9,6 +9,7 @@ mod ends;
 mod little;
 mod pieces;
 
+use crate::by_address::ByAddress;
 use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
 use crate::kept::Allowance;
 use crate::limits::{are_mappings_short, may_be_mapped};
@@ -67,13 +68,17 @@ impl Block {
 /// Everything that the lock guards.
 pub struct Large {
     pub pool: Pool,
-    blocks: Table<Block>,
+    /// Blocks that the program holds.
+    held: ByAddress<Block>,
+    /// Number of these that are cut.
+    held_cut: usize,
+    /// Free mappings, sorted by address: hardly more than [`MOST_KEPT`].
+    kept: Table<Block>,
     kept_with_memory: usize,
     allowance: Allowance,
     /// Bytes of the block that was kept last.
     kept_last: usize,
     kept_space: usize,
-    kept: usize,
     grain: usize,
     /// A limit counts address space, with memory or without.
     space_is_limited: bool,
@@ -93,12 +98,13 @@ impl Shared {
     pub const fn new() -> Self {
         let large = Large {
             pool: Pool::new(),
-            blocks: Table::new(),
+            held: ByAddress::new(),
+            held_cut: 0,
+            kept: Table::new(),
             kept_with_memory: 0,
             allowance: Allowance::new(),
             kept_last: 0,
             kept_space: 0,
-            kept: 0,
             grain: 0,
             space_is_limited: false,
         };
@@ -185,7 +191,7 @@ impl Shared {
     pub fn usable(&self, address: usize) -> Option<usize> {
         // SAFETY:
         // - `work` only acts on its argument.
-        unsafe { self.with(|large| large.held(address).map(|at| large.blocks.as_slice()[at].usable())) }
+        unsafe { self.with(|large| large.held.get(address).map(|block| block.usable())) }
     }
 
     /// Resizes a block without copying it and returns its new address; `None` if that is not possible.
@@ -231,21 +237,25 @@ impl Large {
         (self.grain, self.space_is_limited) = (grain, space_is_limited);
     }
 
-    fn position(&self, address: usize) -> Result<usize, usize> {
-        self.blocks.as_slice().binary_search_by_key(&address, |block| block.start)
+    /// Lists a block that the program holds, in place of the one with this address if there is one.
+    fn hold(&mut self, block: Block) {
+        let before = self.held.set(block.start, block);
+        self.held_cut += usize::from(block.is_cut);
+        self.held_cut -= usize::from(before.is_some_and(|block| block.is_cut));
     }
 
-    fn held(&self, address: usize) -> Option<usize> {
-        let at = self.position(address).ok()?;
-        matches!(self.blocks.as_slice()[at].state, State::Held(_)).then_some(at)
+    /// Removes a block that the program holds from the list.
+    fn release(&mut self, address: usize) {
+        let block = self.held.remove(address);
+        self.held_cut -= usize::from(block.is_some_and(|block| block.is_cut));
     }
 
     fn allocate(&mut self, asked: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
         let bytes = asked.max(1).checked_next_multiple_of(self.grain)?;
         self.give_back_the_old();
-        if !self.blocks.make_room() {
+        if !self.held.make_room() {
             self.drop_all_kept();
-            if !self.blocks.make_room() {
+            if !self.held.make_room() {
                 return None;
             }
         }
@@ -266,11 +276,7 @@ impl Large {
         } else if near_limit::is_near() && self.left_to_cut() > 0 {
             cut_end(&mut block, self.grain);
         }
-        match self.position(block.start) {
-            // One that was kept.
-            Ok(at) => self.blocks.as_mut_slice()[at] = block,
-            Err(at) => self.blocks.insert(at, block),
-        }
+        self.hold(block);
         count_held(block.bytes as i64, asked as i64);
         self.allowance.holds(ACCOUNT.large_held.load(Relaxed) as usize, milliseconds());
         Some((block, cleaning))
@@ -302,22 +308,16 @@ impl Large {
 
     /// The kept mapping that fits best: one that holds memory if possible. The rest of a longer one stays.
     fn take_kept(&mut self, bytes: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
-        if self.kept == 0 {
-            return None;
-        }
         let at = self.fitting(bytes, align)?;
         self.split_kept(at, bytes);
-        let block = &mut self.blocks.as_mut_slice()[at];
+        let mut block = self.remove_kept(at);
         let State::Kept { memory, .. } = block.state else { return None };
-        block.state = State::Held(0);
         if !zero {
             // SAFETY:
             // - a kept mapping, which nobody holds.
             block.density = unsafe { block.density.for_any_use(block.start, block.bytes) };
         }
-        join_end(block);
-        let block = *block;
-        self.no_longer_kept(block.bytes, memory);
+        join_end(&mut block);
         if memory == Memory::Clean {
             self.allowance.needs(block.bytes, milliseconds());
         }
@@ -325,11 +325,9 @@ impl Large {
     }
 
     fn set_density(&mut self, address: usize, density: Density) {
-        if let Some(at) = self.held(address) {
-            let block = &mut self.blocks.as_mut_slice()[at];
+        if let Some(block) = self.held.get(address) {
             // Advice for the whole block has replaced that for its end.
-            block.is_cut &= density == block.density;
-            block.density = density;
+            self.hold(Block { is_cut: block.is_cut && density == block.density, density, ..block });
         }
     }
 
@@ -352,24 +350,23 @@ impl Large {
     /// # Safety
     /// As for [`Shared::free`].
     unsafe fn free(&mut self, address: usize) -> bool {
-        let Some(at) = self.held(address) else { return false };
-        let block = self.blocks.as_slice()[at];
+        let Some(block) = self.held.get(address) else { return false };
         let State::Held(asked) = block.state else { return false };
+        self.release(address);
         count_held(-(block.bytes as i64), -(asked as i64));
         if block.from_pool && self.pool.holds(block.start) {
             self.pool.mark(block.start, block.bytes, Grain::Returned);
-            self.blocks.remove(at);
             return true;
         }
         // Memory that left the pool at a fork may consist of several mappings.
         let is_unmapped = block.from_pool || self.space_is_limited && block.bytes > KEPT_WITH_MEMORY;
+        let is_unmapped = is_unmapped || !self.kept.make_room();
         // SAFETY:
         // - a separate mapping, which nobody uses, by the caller's promise.
         if is_unmapped || block.bytes >= ALWAYS_NEW && !unsafe { make_as_new(block.start, block.bytes) } {
             // SAFETY:
             // - nobody uses the block, by the caller's promise, and it is removed from the list.
             unsafe { mapped::give_back(block.start, block.bytes) };
-            self.blocks.remove(at);
             return true;
         }
         let mut kept = block;
@@ -381,8 +378,8 @@ impl Large {
         kept.density = given_back.unwrap_or(block.density);
         let memory = if given_back.is_some() { Memory::Clean } else { Memory::Used };
         kept.state = State::Kept { since: milliseconds(), memory };
-        self.blocks.as_mut_slice()[at] = kept;
-        self.kept += 1;
+        let at = self.kept.as_slice().partition_point(|other| other.start < kept.start);
+        self.kept.insert(at, kept);
         self.kept_last = block.bytes;
         self.kept_space += block.bytes;
         if memory == Memory::Used {
@@ -397,7 +394,6 @@ impl Large {
     }
 
     fn no_longer_kept(&mut self, bytes: usize, memory: Memory) {
-        self.kept -= 1;
         self.kept_space -= bytes;
         if memory == Memory::Used {
             self.kept_with_memory -= bytes;
@@ -415,7 +411,7 @@ impl Large {
         let most = self.allowance.most(ACCOUNT.large_held.load(Relaxed) as usize, now);
         while let Some((at, since)) = self.oldest(|memory| memory == Memory::Used) {
             // The block that was freed last is kept whatever its size: the next request is often for the same size.
-            let bytes = self.blocks.as_slice()[at].bytes;
+            let bytes = self.kept.as_slice()[at].bytes;
             let alone = self.kept_with_memory == bytes && bytes <= self.kept_last;
             let is_new = now.saturating_sub(since) < self.allowance.longest();
             if is_new && (self.kept_with_memory <= most || alone) {
@@ -425,7 +421,7 @@ impl Large {
             if is_new && excess < bytes {
                 self.split_kept(at, excess);
             }
-            let block = self.blocks.as_slice()[at];
+            let block = self.kept.as_slice()[at];
             if !self.space_is_limited && self.return_memory(at) {
                 if is_new {
                     self.allowance.gave_back(block.bytes, now);
@@ -439,7 +435,7 @@ impl Large {
 
     /// The kept block with `wanted` memory that has been free for the longest time.
     fn oldest(&self, wanted: fn(Memory) -> bool) -> Option<(usize, u64)> {
-        let kept = self.blocks.as_slice().iter().enumerate().filter_map(|(at, block)| match block.state {
+        let kept = self.kept.as_slice().iter().enumerate().filter_map(|(at, block)| match block.state {
             State::Kept { since, memory } if wanted(memory) => Some((at, since)),
             _ => None,
         });
@@ -448,7 +444,7 @@ impl Large {
 
     /// Unmaps kept blocks, oldest first, until at most `most` blocks and `most_space` bytes are left.
     fn drop_kept(&mut self, most: usize, most_space: usize) {
-        while self.kept > most || self.kept_space > most_space {
+        while self.kept.as_slice().len() > most || self.kept_space > most_space {
             let Some((at, _)) = self.oldest(|_| true) else { return };
             self.unmap_kept(at);
         }
@@ -460,15 +456,11 @@ impl Large {
     /// blocks are unmapped together.
     pub fn drop_all_kept(&mut self) {
         let mut at = 0;
-        while at < self.blocks.as_slice().len() {
+        while at < self.kept.as_slice().len() {
             let (count, bytes) = self.kept_in_a_row(at);
-            if count == 0 {
-                at += 1;
-                continue;
-            }
             // SAFETY:
             // - adjacent kept mappings, which nobody holds; they leave the list, or stay kept.
-            if unsafe { mapped::give_back_addresses(self.blocks.as_slice()[at].start, bytes) } {
+            if unsafe { mapped::give_back_addresses(self.kept.as_slice()[at].start, bytes) } {
                 for _ in 0..count {
                     self.remove_kept(at);
                 }
@@ -483,11 +475,11 @@ impl Large {
 
     /// The number of adjacent kept blocks from this position on, and their bytes.
     fn kept_in_a_row(&self, at: usize) -> (usize, usize) {
-        let blocks = &self.blocks.as_slice()[at..];
+        let blocks = &self.kept.as_slice()[at..];
         let start = blocks[0].start;
         let (mut count, mut bytes) = (0, 0);
         for block in blocks {
-            if !matches!(block.state, State::Kept { .. }) || block.start != start + bytes {
+            if block.start != start + bytes {
                 break;
             }
             (count, bytes) = (count + 1, bytes + block.bytes);
@@ -497,7 +489,7 @@ impl Large {
 
     /// Returns the memory of a kept block, but not its addresses; false if the kernel refuses, or if it has none.
     fn return_memory(&mut self, at: usize) -> bool {
-        let block = self.blocks.as_slice()[at];
+        let block = self.kept.as_slice()[at];
         let State::Kept { since, memory: Memory::Used } = block.state else { return false };
         // SAFETY:
         // - a kept mapping, which nobody holds.
@@ -505,14 +497,14 @@ impl Large {
         if is_returned {
             self.kept_with_memory -= block.bytes;
             forget(ACCOUNT.large_kept.fetch_sub(block.bytes as u64, Relaxed));
-            self.blocks.as_mut_slice()[at].state = State::Kept { since, memory: Memory::Clean };
+            self.kept.as_mut_slice()[at].state = State::Kept { since, memory: Memory::Clean };
         }
         is_returned
     }
 
     /// Number of blocks that the program holds.
     pub fn count_held(&self) -> usize {
-        self.blocks.as_slice().len() - self.kept
+        self.held.count()
     }
 
     /// Returns the memory of all kept blocks to the kernel; false if they had none.
@@ -524,7 +516,7 @@ impl Large {
 
     /// Removes a kept block from the list.
     fn remove_kept(&mut self, at: usize) -> Block {
-        let block = self.blocks.remove(at);
+        let block = self.kept.remove(at);
         if let State::Kept { memory, .. } = block.state {
             self.no_longer_kept(block.bytes, memory);
         }
@@ -541,16 +533,15 @@ impl Large {
     /// # Safety
     /// As for [`Shared::resize`].
     unsafe fn resize(&mut self, address: usize, asked: usize) -> Option<usize> {
-        let at = self.held(address)?;
-        let block = self.blocks.as_slice()[at];
+        let mut block = self.held.get(address)?;
         let State::Held(before) = block.state else { return None };
         let bytes = asked.max(1).checked_next_multiple_of(self.grain)?;
         let in_pool = block.from_pool && self.pool.holds(block.start);
         if bytes != block.bytes {
             // The kernel moves and extends one mapping only.
-            join_end(&mut self.blocks.as_mut_slice()[at]);
+            join_end(&mut block);
+            self.hold(block);
         }
-        let block = Block { is_cut: block.is_cut && bytes == block.bytes, ..block };
         let resized = if bytes == block.bytes {
             block
         } else if in_pool {
@@ -572,10 +563,8 @@ impl Large {
         let resized = if is_grown { little::on_huge_pages(resized) } else { resized };
         count_held(resized.bytes as i64 - block.bytes as i64, asked as i64 - before as i64);
         self.allowance.holds(ACCOUNT.large_held.load(Relaxed) as usize, milliseconds());
-        self.blocks.remove(at);
-        if let Err(at) = self.position(resized.start) {
-            self.blocks.insert(at, Block { state: State::Held(asked), ..resized });
-        }
+        self.release(address);
+        self.hold(Block { state: State::Held(asked), ..resized });
         Some(resized.start)
     }
 

@@ -18,6 +18,7 @@ compile_error!("the preloaded heap knows Linux with the GNU C library only");
 
 mod again;
 mod arena_sizes;
+mod by_address;
 mod c_library;
 mod c_names;
 mod call;

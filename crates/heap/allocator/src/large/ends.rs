@@ -11,22 +11,24 @@ const WORTH_A_MAPPING: usize = 8;
 const MOST_CUT: usize = 8192;
 
 impl Large {
-    /// Returns the unused ends of at most so many blocks to the kernel, the highest addresses first.
+    /// Returns the unused ends of at most so many blocks to the kernel.
     pub fn cut_ends(&mut self, most: usize) {
         let grain = self.grain;
         let most = most.min(self.left_to_cut());
-        let blocks = self.blocks.as_mut_slice().iter_mut().rev();
-        blocks.filter_map(|block| cut_end(block, grain).then_some(())).take(most).for_each(drop);
+        self.held_cut +=
+            self.held.iter_mut().filter_map(|block| cut_end(block, grain).then_some(())).take(most).count();
     }
 
     /// Number of further blocks that may have such an end.
     pub fn left_to_cut(&self) -> usize {
-        MOST_CUT.saturating_sub(self.blocks.as_slice().iter().filter(|block| block.is_cut).count())
+        let kept_cut = self.kept.as_slice().iter().filter(|block| block.is_cut).count();
+        MOST_CUT.saturating_sub(self.held_cut + kept_cut)
     }
 
     /// Lets the kernel use huge pages for the ends of blocks again.
     pub fn join_ends(&mut self) {
-        self.blocks.as_mut_slice().iter_mut().for_each(join_end);
+        self.held.iter_mut().chain(self.kept.as_mut_slice()).for_each(join_end);
+        self.held_cut = 0;
     }
 }
 

@@ -14,7 +14,7 @@ impl Large {
     /// The position of the kept mapping that fits best. One without memory is taken only if it fits closely: a new one
     /// costs little more.
     pub fn fitting(&self, bytes: usize, align: usize) -> Option<usize> {
-        let candidates = self.blocks.as_slice().iter().enumerate().filter_map(|(at, block)| {
+        let candidates = self.kept.as_slice().iter().enumerate().filter_map(|(at, block)| {
             let State::Kept { memory, .. } = block.state else { return None };
             let has_memory = memory == Memory::Used;
             let fits = block.bytes >= bytes && block.start.is_multiple_of(align);
@@ -27,20 +27,19 @@ impl Large {
     /// Splits a kept mapping so that the piece at `at` has so many bytes; the rest follows. Not split if there is no room
     /// in the table.
     pub fn split_kept(&mut self, at: usize, bytes: usize) {
-        if self.blocks.as_slice()[at].bytes <= bytes || !self.blocks.make_room() {
+        if self.kept.as_slice()[at].bytes <= bytes || !self.kept.make_room() {
             return;
         }
-        let block = &mut self.blocks.as_mut_slice()[at];
+        let block = &mut self.kept.as_mut_slice()[at];
         join_end(block);
         let rest = Block { start: block.start + bytes, bytes: block.bytes - bytes, ..*block };
         block.bytes = bytes;
-        self.blocks.insert(at + 1, rest);
-        self.kept += 1;
+        self.kept.insert(at + 1, rest);
     }
 
     /// Joins a kept mapping with its neighbours.
     pub fn join_kept(&mut self, at: usize) {
-        if at + 1 < self.blocks.as_slice().len() {
+        if at + 1 < self.kept.as_slice().len() {
             self.join_two(at);
         }
         if at > 0 {
@@ -49,7 +48,7 @@ impl Large {
     }
 
     fn join_two(&mut self, at: usize) {
-        let [first, second] = [at, at + 1].map(|at| self.blocks.as_slice()[at]);
+        let [first, second] = [at, at + 1].map(|at| self.kept.as_slice()[at]);
         let (State::Kept { since: earlier, memory }, State::Kept { since: later, memory: other }) =
             (first.state, second.state)
         else {
@@ -60,12 +59,11 @@ impl Large {
         if memory != other || !is_adjacent || earlier.abs_diff(later) > JOINED_WITHIN || bytes > MOST_JOINED {
             return;
         }
-        let blocks = self.blocks.as_mut_slice();
+        let blocks = self.kept.as_mut_slice();
         join_end(&mut blocks[at]);
         join_end(&mut blocks[at + 1]);
         blocks[at].bytes = bytes;
         blocks[at].state = State::Kept { since: earlier.min(later), memory };
-        self.blocks.remove(at + 1);
-        self.kept -= 1;
+        self.kept.remove(at + 1);
     }
 }
