@@ -18,6 +18,7 @@ fn main() -> ExitCode {
             tests.push(test_case(format!("{kind}_blocks/{then}"), needs(), move |t| returns(t, kind, then)));
         }
     }
+    tests.push(test_case("large_blocks/in_turn", needs(), |t| returns(t, "large", "in_turn")));
     tests.push(test_case("reports_its_memory", needs(), reports));
     main_of(tests)
 }
@@ -47,7 +48,8 @@ fn returns(t: &Context, kind: &str, then: &str) -> Result<()> {
         let said = session.stdout_so_far();
         ensure!(said.contains("returned 1"), "malloc_trim reports that nothing was returned: {said}");
     }
-    let most = held + held / 4 + if then == "trim" { KEPT / 2 } else { KEPT };
+    // Little is kept at malloc_trim(3). A heap of no blocks keeps no more than its records, once time has passed.
+    let most = held + held / 4 + if then == "trim" || held == 0 && then == "in_turn" { KEPT / 2 } else { KEPT };
     let is_returned = || resident(&session).is_ok_and(|bytes| bytes <= most);
     let result = poll_until(Duration::from_secs(60), "free memory to be returned", is_returned);
     let bytes = resident(&session)?;

@@ -47,16 +47,17 @@ static inline void *take(mi_page_t *page, bool zero) {
     return block;
 }
 
-/* Like mimalloc's generic path if the first page of this size has a free block, and with the same counts: every
-   `SLOW_CALLS`th call goes there. So does a call that would fill a page of blocks that are not small. */
+/* Like mimalloc's generic path if the first page of this size has a free block, and with the same counts: each call that
+   reads the clock goes there. So does a call that would fill a page of blocks that are not small. */
 static inline void *take_from_first_page(size_t size, bool zero) {
     mi_theap_t *theap = _mi_theap_default();
     if (size > MI_LARGE_MAX_OBJ_SIZE)
         return NULL;
     mi_page_t *page = mi_page_queue(theap, size)->first;
-    if (page == NULL || !mi_page_free_quick_collect(page) || ++theap->generic_count % SLOW_CALLS == 0 ||
+    if (page == NULL || !mi_page_free_quick_collect(page) || reads_the_clock(theap) ||
         (page->block_size > MI_SMALL_MAX_OBJ_SIZE && page->used + 1 == page->reserved))
         return NULL;
+    theap->generic_count++;
     page->retire_expire = 0;
     return take(page, zero);
 }

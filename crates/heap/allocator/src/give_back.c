@@ -469,10 +469,14 @@ void mimalloc_usage(usage_t *usage) {
     }
 }
 
+/* True before one slow call in `SLOW_CALLS`, and before a thread's first one. Both functions that count slow calls check this before
+   they count: if one counted first, a program in which they take turns could pass every multiple unseen. */
+static inline bool reads_the_clock(mi_theap_t *theap) { return theap->generic_count % SLOW_CALLS == 0; }
+
 void *_mi_malloc_generic(mi_theap_t *theap, size_t size, size_t zero_huge_alignment, size_t *usable) mi_attr_noexcept {
     /* As in `page_was_taken`. If no block is found, there may be one in a new arena. */
     int error = errno;
-    if mi_unlikely (theap->generic_count % SLOW_CALLS == 0)
+    if mi_unlikely (reads_the_clock(theap))
         pass_by(theap);
     void *block = malloc_generic_of_mimalloc(theap, size, zero_huge_alignment, usable);
     errno = error;
