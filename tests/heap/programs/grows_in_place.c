@@ -1,13 +1,14 @@
-// Grows blocks of 1 to 7 MiB by realloc. A block with free memory behind it keeps its address; a block in front of another
-// block leaves that block unchanged.
+// Grows blocks of 1 to 7 MiB by realloc. A block with free memory behind it keeps its address, also at the beginning of a huge
+// page, where large blocks begin; a block in front of another block leaves that block unchanged.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
 #include <malloc.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { KIB = 1 << 10, MIB = 1 << 20, STEP = 100 * KIB, MOST = 7 * MIB, MOST_MOVES = 2, BLOCKS = 6 };
+enum { KIB = 1 << 10, MIB = 1 << 20, STEP = 100 * KIB, MOST = 7 * MIB, MOST_MOVES = 2, BLOCKS = 6, MANY = 64, HUGE_PAGE = 2 * MIB };
 
 #define CHECK(condition)                                                  \
     do {                                                                  \
@@ -37,6 +38,38 @@ static void check_steps(const char *block, size_t first, size_t size) {
 static void check_all(const char *block, size_t size, char value) {
     for (size_t at = 0; at < size; at++)
         CHECK(block[at] == value);
+}
+
+/* The number of the block at an address; -1 if there is none. */
+static int block_at(char **blocks, const char *address) {
+    for (int i = 0; i < MANY; i++)
+        if (blocks[i] == address)
+            return i;
+    return -1;
+}
+
+static void grow_at_the_beginning_of_a_huge_page(void) {
+    char *blocks[MANY];
+    for (int i = 0; i < MANY; i++) {
+        CHECK((blocks[i] = malloc(MIB)));
+        memset(blocks[i], i, MIB);
+    }
+    int grown = 0;
+    for (int i = 0; i < MANY; i++) {
+        int behind = (uintptr_t)blocks[i] % HUGE_PAGE == 0 ? block_at(blocks, blocks[i] + MIB) : -1;
+        if (behind < 0)
+            continue;
+        free(blocks[behind]);
+        blocks[behind] = NULL;
+        CHECK(realloc(blocks[i], MIB + 5 * STEP) == blocks[i]);
+        CHECK(malloc_usable_size(blocks[i]) >= MIB + 5 * STEP);
+        memset(blocks[i] + MIB, i, 5 * STEP);
+        check_all(blocks[i], MIB + 5 * STEP, (char)i);
+        grown++;
+    }
+    CHECK(grown > 0);
+    for (int i = 0; i < MANY; i++)
+        free(blocks[i]);
 }
 
 int main(void) {
@@ -75,6 +108,7 @@ int main(void) {
         check_all(again, MIB, (char)round);
         free(again);
     }
+    grow_at_the_beginning_of_a_huge_page();
     printf("all is well\n");
     return 0;
 }

@@ -24,9 +24,9 @@ unsafe extern "C" {
     fn mimalloc_calloc(count: usize, size: usize) -> *mut c_void;
     fn mimalloc_free(block: *mut c_void);
     fn mimalloc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
+    fn mimalloc_realloc_small(block: *mut c_void, size: usize) -> *mut c_void;
     fn mi_malloc(size: usize) -> *mut c_void;
     fn mi_zalloc(size: usize) -> *mut c_void;
-    fn mi_realloc(block: *mut c_void, size: usize) -> *mut c_void;
     fn mi_malloc_aligned(size: usize, align: usize) -> *mut c_void;
     fn mi_free(block: *mut c_void);
     fn mi_usable_size(block: *const c_void) -> usize;
@@ -230,7 +230,7 @@ unsafe extern "C" fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_v
     if large_now.is_none() && is_small(size) {
         // SAFETY:
         // - the block came from mimalloc.
-        return with_new_arenas(size, || unsafe { mi_realloc(block, size.max(LEAST)) });
+        return unsafe { mimalloc_realloc_small(block, size) };
     }
     let new = malloc_slowly(size);
     if !new.is_null() {

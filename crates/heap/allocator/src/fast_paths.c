@@ -113,13 +113,21 @@ static mi_decl_noinline void *move(void *block, size_t old_size, size_t size) {
     return moved;
 }
 
-UNDER_C_NAME void *mimalloc_realloc(void *block, size_t size) {
-    if mi_unlikely (!is_surely_small(block) || size == 0 || size >= mimalloc_large_from)
-        return mimalloc_realloc_slowly(block, size);
+/* realloc(3) of a small block to the size of one. */
+static inline void *realloc_small(void *block, size_t size) {
     mi_page_t *page = mi_validate_ptr_page(block, "realloc");
     size_t usable = _mi_usable_size(block, page);
     /* A block that stays at least half used is not moved. */
     if mi_likely (size <= usable && at_least(size) >= usable / 2)
         return block;
     return size > usable && usable > MI_LARGE_MAX_OBJ_SIZE && grow_in_place(page, size) ? block : move(block, usable, size);
+}
+
+/* For small blocks at addresses that a large block may have. */
+void *mimalloc_realloc_small(void *block, size_t size) { return realloc_small(block, size); }
+
+UNDER_C_NAME void *mimalloc_realloc(void *block, size_t size) {
+    if mi_unlikely (!is_surely_small(block) || size == 0 || size >= mimalloc_large_from)
+        return mimalloc_realloc_slowly(block, size);
+    return realloc_small(block, size);
 }
