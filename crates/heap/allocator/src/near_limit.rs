@@ -23,7 +23,7 @@ const NEAR_QUARTERS: usize = 3;
 const FAR_QUARTERS: usize = 2;
 /// The heap is reduced again when it has grown by this share of the room, within the bounds.
 const STEP_SHARE: usize = 64;
-const LEAST_STEP: usize = 4 << 20;
+pub const LEAST_STEP: usize = 4 << 20;
 const MOST_STEP: usize = 256 << 20;
 
 /// The functions that change the heap, called without its locks.

@@ -3,11 +3,20 @@
 
 use crate::SHARED;
 use crate::large::Large;
-use crate::near_limit::{self, Actions};
+use crate::near_limit::{self, Actions, LEAST_STEP};
 use crate::small;
+use heap_abi::LARGEST_GRAIN;
 
 /// Number of huge pages that are broken up at once, for each that the heap may grow by.
 const BROKEN_FOR_EACH: usize = 16;
+
+/// Number of huge pages of `grain` bytes that are broken up at once, in a heap that may then grow by `step` bytes.
+const fn most_broken(step: usize, grain: usize) -> usize {
+    step * BROKEN_FOR_EACH / grain
+}
+
+// The largest huge pages are longer than the shortest step.
+const _: () = assert!(most_broken(LEAST_STEP, LARGEST_GRAIN as usize) > 0);
 
 static ACTIONS: Actions = Actions { reduce, restore };
 
@@ -25,7 +34,7 @@ pub unsafe fn set_up() {
 
 fn reduce(step: usize) {
     let work = |large: &mut Large| {
-        let most = step / large.grain() * BROKEN_FOR_EACH;
+        let most = most_broken(step, large.grain());
         large.drop_all_kept();
         large.cut_ends(most);
         most
