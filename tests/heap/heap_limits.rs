@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         test_case("memory/blocks_up_to_the_limit/large", thp(&[]), |t| fills(t, "large", 194)),
         test_case("memory/blocks_up_to_the_limit/middle", thp(&[]), |t| fills(t, "middle", 196)),
         test_case("memory/blocks_up_to_the_limit/mixed", thp(&[]), |t| fills(t, "mixed", 190)),
+        test_case("memory/little_blocks_do_not_count_whole", thp(&[]), little_blocks),
         test_case(
             "status_counts_what_large_blocks_asked_for",
             vec![Need::Command("gcc".into()), Need::Thp],
@@ -214,6 +215,16 @@ fn fills(t: &Context, kind: &str, megabytes: u32) -> Result<()> {
     let group = ControlGroup::with(t, Limit::Memory, 200 * MIB)?;
     let mut program = Program::named("heap/fills_a_limit.c")?.command()?;
     program.args([kind, &megabytes.to_string()]);
+    let output = t.run(group.around(&t.lifted(&THP, &program)?))?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}{}", output.ending, output.stdout, output.stderr);
+    Ok(())
+}
+
+/// 600 blocks of 4 KiB, each in a huge page of its own, take less than 3 MiB. The limit is far, and the rest of the heap stays on
+/// huge pages.
+fn little_blocks(t: &Context) -> Result<()> {
+    let group = ControlGroup::with(t, Limit::Memory, 400 * MIB)?;
+    let program = Program::named("heap/holds_little_blocks.c")?.command()?;
     let output = t.run(group.around(&t.lifted(&THP, &program)?))?;
     ensure!(output.ending == Ending::Exit(0), "{:?}: {}{}", output.ending, output.stdout, output.stderr);
     Ok(())

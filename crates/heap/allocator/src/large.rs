@@ -239,15 +239,23 @@ impl Large {
 
     /// Lists a block that the program holds, in place of the one with this address if there is one.
     fn hold(&mut self, block: Block) {
-        let before = self.held.set(block.start, block);
+        if let Some(before) = self.held.set(block.start, block) {
+            self.count_no_more(before);
+        }
         self.held_cut += usize::from(block.is_cut);
-        self.held_cut -= usize::from(before.is_some_and(|block| block.is_cut));
+        near_limit::UNTOUCHED.fetch_add(little::untouched(&block, self.grain), Relaxed);
     }
 
     /// Removes a block that the program holds from the list.
     fn release(&mut self, address: usize) {
-        let block = self.held.remove(address);
-        self.held_cut -= usize::from(block.is_some_and(|block| block.is_cut));
+        if let Some(block) = self.held.remove(address) {
+            self.count_no_more(block);
+        }
+    }
+
+    fn count_no_more(&mut self, block: Block) {
+        self.held_cut -= usize::from(block.is_cut);
+        near_limit::UNTOUCHED.fetch_sub(little::untouched(&block, self.grain), Relaxed);
     }
 
     fn allocate(&mut self, asked: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {

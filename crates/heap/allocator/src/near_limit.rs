@@ -15,6 +15,8 @@ static ROOM: AtomicUsize = AtomicUsize::new(usize::MAX);
 static NEXT: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Value of [`NEXT`] while a thread reduces the heap.
 const BUSY: usize = usize::MAX - 1;
+/// Bytes of large blocks in use that hold no memory.
+pub static UNTOUCHED: AtomicUsize = AtomicUsize::new(0);
 static IS_NEAR: AtomicBool = AtomicBool::new(false);
 static ACTIONS: AtomicPtr<Actions> = AtomicPtr::new(null_mut());
 
@@ -67,12 +69,14 @@ pub fn is_near() -> bool {
     IS_NEAR.load(Relaxed)
 }
 
-/// Bytes of the heap that may hold memory. Blocks count whole, touched or not.
+/// Bytes of the heap that may hold memory. Blocks count whole, touched or not, but for those that are large only because of
+/// their alignment.
 fn size() -> usize {
-    let large = ACCOUNT.large_held.load(Relaxed) + ACCOUNT.large_kept.load(Relaxed);
+    let large = (ACCOUNT.large_held.load(Relaxed) + ACCOUNT.large_kept.load(Relaxed)) as usize;
     // SAFETY:
     // - only reads counters.
-    (large as usize).saturating_add(unsafe { mimalloc_arena_bytes() })
+    let arenas = unsafe { mimalloc_arena_bytes() };
+    large.saturating_sub(UNTOUCHED.load(Relaxed)).saturating_add(arenas)
 }
 
 /// Reduces the heap if it has grown far enough. Called after each growth, without locks of the heap.

@@ -1,6 +1,6 @@
 //! Blocks that are large only because of their alignment. They are on ordinary pages, of which they need few.
 
-use super::Block;
+use super::{Block, State};
 use crate::cleaning::Density;
 use crate::sys::advise;
 
@@ -10,6 +10,14 @@ const LITTLE: usize = 8;
 /// True for a block of so many bytes on grains of this size.
 pub fn is_little(asked: usize, grain: usize) -> bool {
     asked <= grain / LITTLE
+}
+
+/// Bytes of a block in use that hold no memory, on grains of this size: the rest of such a block's mapping.
+pub fn untouched(block: &Block, grain: usize) -> usize {
+    match block.state {
+        State::Held(asked) if is_little(asked, grain) => block.bytes - block.usable(),
+        _ => 0,
+    }
 }
 
 /// Puts a block that nobody holds yet on ordinary pages, without contents if the mapping `was_kept`.
