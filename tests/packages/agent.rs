@@ -22,9 +22,9 @@ pages = \"thp\"
 keep = \"always\"
 ";
 
-/// Lifts a server by the package's agent, and removes and purges the package while the server runs. The agent of a copy
-/// runs during another purge, and has ended before a third one. The last two are of state that both have used, and of state from
-/// before the marks.
+/// Lifts a server by the package's agent, and removes and purges the package while the server runs. Locks alone are no
+/// state of others. The agent of a copy runs during another purge, and has ended before a third one. The last two are of
+/// state that both have used, and of state from before the marks.
 const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print sum + 0 }' /proc/$server/smaps; }
     soon() { for _ in $(seq 600); do if \"$@\"; then return; fi; sleep 0.1; done; echo \"$* does not hold\"; cat /tmp/said; exit 1; }
     dpkg -i /new/pagelift_*.deb >/dev/null
@@ -49,6 +49,11 @@ const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print s
     test ! -e /var/lib/pagelift
     test ! -e /run/pagelift/agent
     test -z \"$(ls /var/lib/misc/pagelift* 2>/dev/null)\"
+    dpkg -i /new/pagelift_*.deb >/dev/null
+    pagelift agent stop --restore
+    test -e /run/pagelift/agent/worker.lock
+    dpkg -P pagelift >/dev/null
+    test ! -e /run/pagelift/agent
     dpkg -i /new/pagelift_*.deb >/dev/null
     /opt/pagelift agent run 2>/tmp/said &
     agent=$!
