@@ -7,6 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// PID and start time of a process: numbers are used again.
 type Started = (i32, Option<u64>);
 
+/// Maximum number of processes whose outcome is kept: front ends that are running at once have nothing to lift yet.
+const MOST_OUTCOMES: usize = 1024;
+
 /// The printed lines about programs of one name.
 #[derive(Clone, Copy, Debug)]
 struct Printed {
@@ -33,8 +36,8 @@ pub struct Sum {
     counted: BTreeSet<Started>,
     /// Processes that have not been lifted so far.
     not_lifted: BTreeSet<Started>,
-    /// The first process that was not lifted, and its outcome.
-    first_not_lifted: Option<(Started, String)>,
+    /// The first processes of these, and their outcomes.
+    outcomes: Vec<(Started, String)>,
     /// The sum was printed: outcomes are printed one by one from then on.
     is_over: bool,
 }
@@ -57,13 +60,15 @@ impl Sum {
         // A front end executes the program in the same process, which counts once.
         self.processes += u64::from(self.counted.insert(process));
         self.not_lifted.remove(&process);
-        self.first_not_lifted.take_if(|(first, _)| *first == process);
+        self.outcomes.retain(|(other, _)| *other != process);
         self.bytes = self.bytes.saturating_add(bytes);
         self.postponed += u64::from(postponed);
         let is_lifted = bytes > 0 || postponed;
         if !is_lifted {
             self.not_lifted.insert(process);
-            self.first_not_lifted.get_or_insert_with(|| (process, line()));
+            if self.outcomes.len() < MOST_OUTCOMES {
+                self.outcomes.push((process, line()));
+            }
         }
         let is_held = !self.is_printed(process, name, is_lifted) && !self.is_over;
         if is_held {
@@ -109,7 +114,7 @@ impl Sum {
         if !self.not_lifted.is_empty() {
             line += &format!(", {} not lifted", self.not_lifted.len());
         }
-        if let Some((_, first)) = &self.first_not_lifted {
+        if let Some((_, first)) = self.outcomes.first() {
             line += &format!(", the first: {}", first.strip_prefix("pagelift: ").unwrap_or(first));
         }
         Some(line + " (--each prints a line for each)")
@@ -171,6 +176,16 @@ mod tests {
             line.contains("rustc: 4 processes, 3.0 MiB") && line.contains("1 not lifted, the first: rustc[9]"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn a_process_that_stays_without_a_lift_is_named_though_an_earlier_one_is_lifted_later() {
+        let mut sum = Sum::default();
+        for (pid, bytes) in [(7, 0), (8, 0), (9, 0), (7, MIB), (9, MIB)] {
+            sum.count((pid, Some(1)), "rustc", bytes, false, || format!("pagelift: rustc[{pid}]: nothing lifted"));
+        }
+        let line = sum.end(&["rustc".to_owned()]).unwrap();
+        assert!(line.contains("1 not lifted, the first: rustc[8]"), "{line}");
     }
 
     #[test]
