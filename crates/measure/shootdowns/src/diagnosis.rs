@@ -20,6 +20,10 @@ pub const FEWEST_STACKS: f64 = 20.0;
 
 /// Maximum length of a command line, in bytes. Flags come first.
 const MOST_WORDS: usize = 64 << 10;
+/// Maximum length of an environment, in bytes. By default execve(2) takes 2 MiB for the words and the environment.
+const MOST_ENVIRONMENT: usize = 2 << 20;
+/// Memory of a word or variable beside its text.
+const EACH: usize = 128;
 
 /// The cause of one process's shootdowns.
 #[derive(Clone, Debug, Serialize)]
@@ -143,9 +147,17 @@ pub(crate) struct Subject {
     words: Vec<String>,
     /// The number of the object that the allocator's code is in.
     object: Option<usize>,
+    /// Bytes that the words and the environment take.
+    pub(crate) memory: usize,
 }
 
 impl Subject {
+    /// Unknown facts that take this memory.
+    #[cfg(test)]
+    pub fn taking(memory: usize) -> Self {
+        Self { memory, ..Self::default() }
+    }
+
     /// The cause of the shootdowns of a process that was watched for this number of seconds.
     pub fn diagnose(&self, process: &ProcessSummary, seconds: f64) -> Diagnosis {
         let mut shares: BTreeMap<Behaviour, f64> = BTreeMap::new();
@@ -186,7 +198,11 @@ impl Subject {
     pub fn of(pid: i32) -> Self {
         let start = ProcessFiles::of(pid).start_time();
         let code = ProcessCode::of(pid).ok();
-        let environment = ProcessFiles::of(pid).bytes("environ").unwrap_or_default();
+        let mut environment = ProcessFiles::of(pid).bytes("environ").unwrap_or_default();
+        if environment.len() > MOST_ENVIRONMENT {
+            let whole = environment[..MOST_ENVIRONMENT].iter().rposition(|&byte| byte == 0).map_or(0, |end| end + 1);
+            environment.truncate(whole);
+        }
         let allocator = code.as_ref().and_then(|code| Some(Allocator::of(&Program::of_process(code)?)));
         let object = match (allocator.as_ref().map(|allocator| &allocator.place), &code) {
             (Some(AllocatorOrigin::LinkedIn), _) => Some(0),
@@ -197,8 +213,11 @@ impl Subject {
         };
         let mut words = ProcessFiles::of(pid).bytes("cmdline").unwrap_or_default();
         words.truncate(MOST_WORDS);
+        let texts = environment.iter().chain(&words).filter(|&&byte| byte == 0).count();
+        let memory = environment.len() + words.len() + EACH * texts;
         let words = words.split(|&byte| byte == 0).map(|word| process_view::printable(&String::from_utf8_lossy(word)));
-        Self { start, allocator, environment: Environment::parse(&environment), words: words.collect(), object }
+        let environment = Environment::parse(&environment);
+        Self { start, allocator, environment, words: words.collect(), object, memory }
     }
 
     /// The behaviour that one path shows.

@@ -41,6 +41,8 @@ const MOST_STACKS: usize = 32;
 const MOST_CODE: u64 = 256 << 20;
 /// Processes whose allocator is looked up while they run; a process that still runs at the end is read then.
 const MOST_SUBJECTS: usize = 256;
+/// Bytes of the facts about processes from which on no more are kept: a hostile process can have a long environment.
+const MOST_FACTS: usize = 64 << 20;
 
 /// Maximum number of processes whose use of page faults is read, the most active senders.
 const MOST_USES: usize = 64;
@@ -76,12 +78,32 @@ pub struct Watch {
     cpu_before: Duration,
 }
 
+/// Facts about processes.
+#[derive(Default)]
+struct Subjects {
+    of: HashMap<Life, Subject>,
+    /// Bytes that they take.
+    memory: usize,
+}
+
+impl Subjects {
+    /// Reads the facts about a process that is met first, if there is room.
+    fn add(&mut self, life: Life, read: impl FnOnce() -> Subject) {
+        if self.of.contains_key(&life) || self.of.len() >= MOST_SUBJECTS || self.memory >= MOST_FACTS {
+            return;
+        }
+        let subject = read();
+        self.memory += subject.memory;
+        self.of.insert(life, subject);
+    }
+}
+
 /// Turns samples of stacks into call paths.
 struct Paths {
     kernel: KernelSymbols,
     code: HashMap<Life, Option<ProcessStacks>>,
     /// The facts about processes at their first stack: they may end.
-    subjects: HashMap<Life, Subject>,
+    subjects: Subjects,
     only: Option<i32>,
     taken: u64,
     /// Stacks that there was no time for at the end.
@@ -130,7 +152,7 @@ impl Watch {
             call_times: CallTimes::default(),
             uses_read: Instant::now(),
             begins,
-            paths: Paths { kernel, code: HashMap::new(), subjects: HashMap::new(), only, taken: 0, unread: 0 },
+            paths: Paths { kernel, code: HashMap::new(), subjects: Subjects::default(), only, taken: 0, unread: 0 },
             pace: Pace::default(),
             overhead,
             tally: Tally::of(only, of_all()),
@@ -261,7 +283,7 @@ impl Watch {
     /// The cause of the shootdowns of a process in the results.
     pub fn diagnose(&self, process: &ProcessSummary) -> Diagnosis {
         let life = process.life;
-        let (now, then) = (subject_of(&self.tally, life), self.paths.subjects.get(&life));
+        let (now, then) = (subject_of(&self.tally, life), self.paths.subjects.of.get(&life));
         let start = self.tally.processes.get(&life).and_then(|process| process.start);
         let unknown = Subject::default();
         Subject::choose(&now, then, start).unwrap_or(&unknown).diagnose(process, self.seconds())
@@ -399,9 +421,7 @@ impl Paths {
         if is_full && !self.code.contains_key(&life) {
             self.code.clear();
         }
-        if self.subjects.len() < MOST_SUBJECTS {
-            self.subjects.entry(life).or_insert_with(|| subject_of(tally, life));
-        }
+        self.subjects.add(life, || subject_of(tally, life));
         let is_current = tally.is_current(life);
         let read = || is_current.then(|| ProcessStacks::of(sample.pid).ok()).flatten();
         let code = self.code.entry(life).or_insert_with(read);
@@ -447,4 +467,22 @@ fn cpu_time() -> Duration {
     let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Duration::ZERO };
     let microseconds = |time: nix::sys::time::TimeVal| Duration::from_micros(time.num_microseconds().max(0) as u64);
     microseconds(usage.user_time()) + microseconds(usage.system_time())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_facts_is_bounded() {
+        let kept = |memory: usize| {
+            let mut subjects = Subjects::default();
+            for pid in (0..2 * MOST_SUBJECTS as i32).chain(0..10) {
+                subjects.add(Life { pid, since: 0 }, || Subject::taking(memory));
+            }
+            (subjects.of.len(), subjects.memory)
+        };
+        assert_eq!(kept(1), (MOST_SUBJECTS, MOST_SUBJECTS));
+        assert_eq!(kept(MOST_FACTS / 4), (4, MOST_FACTS));
+    }
 }

@@ -15,7 +15,14 @@ fn subject(family: Family, place: AllocatorOrigin, object: usize, environment: E
         evidence: "a test".to_owned(),
         settings,
     };
-    Subject { start: Some(5), allocator: Some(allocator), environment, words: Vec::new(), object: Some(object) }
+    Subject {
+        start: Some(5),
+        allocator: Some(allocator),
+        environment,
+        words: Vec::new(),
+        object: Some(object),
+        memory: 0,
+    }
 }
 
 fn jemalloc(environment: Environment) -> Subject {
