@@ -192,12 +192,15 @@ impl Watch {
         }
     }
 
-    /// Reads the usage of the processes that send most.
+    /// Reads the usage of the processes that send most; after the end only if it was never read.
     fn read_usage(&mut self) {
         let mut senders: Vec<_> = self.tally.processes.iter().map(|(&life, process)| (process.sent, life)).collect();
         senders.sort_unstable_by(|a, b| b.cmp(a));
         for (_, life) in senders.into_iter().take(MOST_USES) {
-            self.tally.read_usage(life);
+            let was_read = self.tally.processes.get(&life).is_some_and(|process| process.used.last.is_some());
+            if self.ended.is_none() || !was_read {
+                self.tally.read_usage(life);
+            }
         }
         self.uses_read = Instant::now();
     }
@@ -211,6 +214,7 @@ impl Watch {
 
     /// Ends the watch: counting stops, and the recorded samples are processed.
     pub fn finish(&mut self) {
+        self.read_usage();
         self.ended = Some((Instant::now(), InterruptCounts::read().unwrap_or_default()));
         self.end_calls();
         if let Some(events) = &mut self.events {
@@ -472,6 +476,19 @@ fn cpu_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Reading the symbols of a large program takes a while.
+    #[test]
+    fn the_usage_after_the_end_does_not_count() {
+        let mut watch = Watch::start(None);
+        let own = std::process::id() as i32;
+        watch.tally.add_sent(Seen { pid: own, tid: own, time: now() }, None, 1 << 40);
+        watch.finish();
+        let mut faults = || watch.counts().processes.iter().find(|process| process.pid == own).unwrap().page_faults;
+        let before = faults();
+        assert!(before.is_some() && std::hint::black_box(vec![1_u8; 64 << 20]).iter().all(|&byte| byte == 1));
+        assert_eq!(faults(), before);
+    }
 
     #[test]
     fn the_memory_of_facts_is_bounded() {
