@@ -197,12 +197,7 @@ impl Runs<'_, '_, '_> {
         if self.recorder.record().timed_blocks().next().is_some() {
             return Some(Ended::TimeIsUp);
         }
-        let kinds = self.recorder.record().header.arms.len() + 1;
-        let minutes = (seconds * (WINDOWS * FEWEST_BLOCKS * kinds) as f64 / 60.0).ceil();
-        Some(Ended::Failed(format!(
-            "the time was over before the first block of {WINDOWS} runs, and a run takes {seconds:.0} s; needed: {FEWEST_BLOCKS} \
-             blocks of each kind; fix: --for {minutes}m, or less work in a run"
-        )))
+        Some(Ended::Failed(too_long(seconds, self.recorder.record().header.arms.len() + 1)))
     }
 
     /// Makes a run.
@@ -423,6 +418,15 @@ fn one_run(
         Window { work: 1.0, cpu: counters.user + counters.system, wall: (end.at - started).as_secs_f64(), cycles: 0.0 };
     let (seen, files) = looker.map(|looker| looker.seen_before(end.at)).unwrap_or_default();
     Ok(Run { window, counters, seen, files })
+}
+
+/// The reason to end an experiment whose runs of so many kinds are too long for its time.
+fn too_long(seconds: f64, kinds: usize) -> String {
+    let minutes = (seconds * (WINDOWS * FEWEST_BLOCKS * kinds) as f64 / 60.0).ceil();
+    format!(
+        "the time was over before the first block of {WINDOWS} runs, and a run takes {seconds:.0} s; needed: {FEWEST_BLOCKS} \
+         blocks of each kind; fix: --for {minutes}m, or less work in a run"
+    )
 }
 
 /// The reason to end a run that takes longer than the whole experiment.
