@@ -336,7 +336,8 @@ fn words(program: &ProgramFacts) -> String {
 }
 
 fn run_command(facts: &Facts, program: &ProgramFacts, heap: bool) -> String {
-    let Some(running) = &program.running else { return format!("pagelift run -- {}", words(program)) };
+    let pages = option_of_pages(program);
+    let Some(running) = &program.running else { return format!("pagelift run{pages} -- {}", words(program)) };
     // `process_madvise` in another process, and processes of others, are for root.
     let asks_root = running.foreign || heap || facts.permission.ptrace_scope.unwrap_or(0) > 0;
     let sudo = if asks_root && !facts.is_root { "sudo " } else { "" };
@@ -346,7 +347,6 @@ fn run_command(facts: &Facts, program: &ProgramFacts, heap: bool) -> String {
         (true, 0) => " --lift anon".to_owned(),
         (true, _) => " --lift text,rodata,data,bss,heap,anon".to_owned(),
     };
-    let pages = option_of_pages(program);
     format!("{sudo}pagelift attach {}{pages}{heap}", running.pid)
 }
 

@@ -77,7 +77,8 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
     let inspection = inspect_process(pid, &Policy::default(), Pools::AsTheyAre)?;
     // The numbers are the ones of `inspect`.
     facts.planned = inspection.adds();
-    let inspection = leave_pool(&mut facts, pid, inspection)?;
+    let of = |pages| inspect_process(pid, &Policy { pages, ..Policy::default() }, Pools::AsTheyAre);
+    let inspection = leave_pool(&mut facts, inspection, of)?;
     take_plan(&mut facts, &inspection.plan, huge);
     if facts.lifts.is_empty() {
         facts.pool_pages = pool_pages(&inspect_process(pid, &Policy::default(), Pools::Plentiful)?.plan, huge);
@@ -99,22 +100,31 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
 }
 
 /// The plan of a lift without the pool, if the program requests pages of the pool by itself: these are for its buffers.
-fn leave_pool(facts: &mut ProgramFacts, pid: i32, usual: Inspection) -> Result<Inspection, SessionError> {
+/// `of` returns the plan with other pages.
+fn leave_pool(
+    facts: &mut ProgramFacts,
+    usual: Inspection,
+    of: impl Fn(Pages) -> Result<Inspection, SessionError>,
+) -> Result<Inspection, SessionError> {
     let requests = facts.own_pages.as_ref().is_some_and(|own| own.request != Request::Off);
-    // A copy takes pages of the pool as soon as it has some.
-    let is_copy = |lift: &RangeLift| matches!(lift.attempts[0].source, Source::Hugetlb | Source::Thp);
-    if !requests || !usual.plan.lifts.iter().any(is_copy) {
+    if !requests || !has_copy(&usual) {
         return Ok(usual);
     }
-    let of = |pages| inspect_process(pid, &Policy { pages, ..Policy::default() }, Pools::AsTheyAre);
     // Its processes share files and images.
     let shared = of(Pages::FileThenImage)?;
-    let (pages, inspection) = match shared.adds() >= usual.adds() / 2 {
+    let adds = |of: &Inspection| of.adds() + of.postponed.as_ref().map_or(0, |postponed| postponed.bytes);
+    let (pages, inspection) = match adds(&shared) >= adds(&usual) / 2 {
         true => (Pages::FileThenImage, shared),
         false => (Pages::Thp, of(Pages::Thp)?),
     };
     facts.pages = Some(pages);
     Ok(inspection)
+}
+
+/// True if a lift copies memory, which takes pages of the pool as soon as it has some. Only copies are postponed.
+fn has_copy(inspection: &Inspection) -> bool {
+    let is_copy = |lift: &RangeLift| matches!(lift.attempts[0].source, Source::Hugetlb | Source::Thp);
+    inspection.postponed.is_some() || inspection.plan.lifts.iter().any(is_copy)
 }
 
 /// The program of a command that does not run.
@@ -138,9 +148,11 @@ pub fn of_command(
     let observed = Observed { mariadb: mariadb(facts.known, || file.try_clone().ok()), ..Observed::default() };
     facts.own_pages = own_pages(facts.known, words, &OwnFiles, observed);
     take_java(&mut facts);
-    let policy = Policy::default();
-    let start = FileLift { known, payment: Payment::usual(policy.pages), pools: Pools::AsTheyAre };
-    let inspection = inspect_file(path, file, &policy, start)?;
+    let of = |pages| {
+        let start = FileLift { known, payment: Payment::usual(pages), pools: Pools::AsTheyAre };
+        inspect_file(path, file, &Policy { pages, ..Policy::default() }, start)
+    };
+    let inspection = of(Pages::default())?;
     take_heap(&mut facts, inspection.heap.as_ref());
     let mut reader = ObjectReader::new();
     let program = Program::of_file(path, file, &environment).ok().flatten().unwrap_or_default();
@@ -157,8 +169,10 @@ pub fn of_command(
         take_folios(&mut facts, &object.display().to_string(), open_regular_file(object).ok().flatten());
     }
     // The addresses of libraries are not known before the start.
+    facts.planned = inspection.plan.planned();
+    let inspection = leave_pool(&mut facts, inspection, of)?;
     take_plan(&mut facts, &inspection.plan, huge);
-    (facts.planned, facts.to_prepare) = (inspection.plan.planned(), inspection.to_prepare);
+    facts.to_prepare = inspection.to_prepare;
     facts.postponed = inspection.postponed;
     Ok((facts, None))
 }
@@ -531,5 +545,22 @@ mod tests {
             of_command(&words, Path::new("/etc/passwd"), (&File::open("/etc/passwd").unwrap(), None), false, None)
                 .is_err()
         );
+    }
+
+    /// A lift at the start would take pages of the pool before the server's buffers do.
+    #[test]
+    fn a_start_leaves_the_pool_to_a_server_that_requests_it() {
+        let path = std::env::current_exe().unwrap();
+        let file = File::open(&path).unwrap();
+        let of = |option: &str| {
+            let words = ["test", "--innodb-buffer-pool-size=512M", option].map(str::to_owned);
+            of_command(&words, &path, (&file, None), false, machine_facts::usual_huge_page()).unwrap().0
+        };
+        let start = FileLift { known: None, payment: Payment::usual(Pages::Auto), pools: Pools::AsTheyAre };
+        let usual = inspect_file(&path, &file, &Policy::default(), start).unwrap();
+        let requests = of("--large-pages");
+        assert_eq!(requests.own_pages.unwrap().request, Request::IfPossible);
+        assert_eq!(requests.pages.is_some(), has_copy(&usual));
+        assert_eq!(of("--skip-large-pages").pages, None);
     }
 }

@@ -194,6 +194,12 @@ fn a_server_that_fell_back_is_restarted_with_its_pages() {
     assert!(verdict.summary.contains(steps), "{}", verdict.summary);
     let measure = "pagelift bench --load LOAD --server 'CMD --skip-large-pages' --against 'CMD --large-pages'";
     assert_eq!(verdict.measure.as_deref(), Some(measure));
+    let mut started = facts.clone();
+    program_of(&mut started).running = None;
+    let summary = examine(&started).verdict.summary;
+    let start = "reserve them, then start it; `pagelift run --pages thp -- /usr/sbin/server '--name=a b'` also lifts 20.0 MiB \
+                 of code";
+    assert!(summary.contains(start), "{summary}");
     facts.pools[0].available = 320;
     let verdict = examine(&facts).verdict;
     assert!(verdict.run.is_none() && verdict.summary.contains("the pool has them: restart it"), "{verdict:?}");
