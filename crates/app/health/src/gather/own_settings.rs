@@ -259,7 +259,11 @@ fn after(words: &[String], option: &str) -> Option<String> {
 fn postgres_words(words: &[String]) -> Settings {
     let mut settings = Settings::new();
     for (index, word) in words.iter().enumerate() {
-        if let Some(buffers) = words.get(index + 1).filter(|_| word == "-B") {
+        let buffers = match word.strip_prefix("-B") {
+            Some("") => words.get(index + 1).map(String::as_str),
+            joined => joined,
+        };
+        if let Some(buffers) = buffers {
             take(&mut settings, "shared_buffers", buffers, "its command line");
         }
         let pair = match (word.strip_prefix("--"), word.as_str()) {
@@ -413,9 +417,10 @@ mod tests {
         let found = (pages(&started), started.command.as_deref(), started.owned.as_deref());
         assert_eq!(found, (0, Some(command), Some("/d")));
         let least = |text: &str| own_pages(Known::Postgres, &words(text), &files, Observed::default()).unwrap().least;
-        let sizes = ["-D /d", "-D /d -c shared_buffers=512MB", "-D /d --shared-buffers=65536", "-D /e", "-D /e -B 128"];
+        let [shared, number] = ["-D /d -c shared_buffers=512MB", "-D /d --shared-buffers=65536"];
+        let sizes = ["-D /d", shared, number, "-D /e", "-D /e -B 128", "-D /e -B256"];
         let sizes = sizes.map(|options| least(&format!("postgres {options}")) >> 20);
-        assert_eq!(sizes, [300, 512, 512, 128, 1]);
+        assert_eq!(sizes, [300, 512, 512, 128, 1, 2]);
         let unknown = own_pages(Known::Postgres, &words("postgres -D/e"), &files, Observed::default()).unwrap();
         assert_eq!((unknown.request, unknown.source.as_str()), (Request::IfPossible, "its default"));
         assert_eq!(own_pages(Known::Other, &words("x"), &files, Observed::default()), None);
