@@ -6,6 +6,7 @@ use measure::decision::{ArmFacts, ArmVerdict, Decision, Doubt, decide};
 use measure::record::{Design, Ended, Record};
 use measure::statistics::GENERATIONS_FOR_T;
 use measure::toggle::{Answer, Finding, Per};
+use std::fmt;
 
 /// CPU seconds that a window should hold. With less than half as much, single events dominate its noise.
 const CPU_OF_WINDOW: f64 = 0.1;
@@ -21,10 +22,34 @@ pub struct Advice {
     pub headline: String,
     /// Its reason: one sentence, or several.
     pub reason: String,
-    /// The next command, or an addition to the last one.
-    pub next: Option<String>,
+    /// The next step, if there is one.
+    pub next: Option<Next>,
     /// The kind of decision, for colours.
     pub class: &'static str,
+}
+
+/// The step after a decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// A command that can be copied.
+    Command {
+        /// Its words, quoted for a shell where needed.
+        command: String,
+        /// The question that it answers, if the decision leaves one.
+        purpose: Option<&'static str>,
+    },
+    /// An instruction that is no command by itself.
+    Words(String),
+}
+
+impl fmt::Display for Next {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Command { command, purpose: None } => f.write_str(command),
+            Self::Command { command, purpose: Some(purpose) } => write!(f, "{command} ({purpose})"),
+            Self::Words(words) => f.write_str(words),
+        }
+    }
 }
 
 /// Returns the decision from a record; `None` if it has no arm.
@@ -81,7 +106,7 @@ fn of_throughput(record: &Record, answer: &Answer, Decision { arm, verdict }: De
     }
 }
 
-fn cannot_tell(headline: &str, reason: String, next: Option<String>) -> Advice {
+fn cannot_tell(headline: &str, reason: String, next: Option<Next>) -> Advice {
     Advice { headline: headline.to_owned(), reason, next, class: "few" }
 }
 
@@ -155,7 +180,7 @@ fn too_short(record: &Record, answer: &Answer, arm: usize, seconds: Option<f64>)
 }
 
 /// The next command if nothing was lifted, unless the reason has a fix: the program that does the work, or other memory.
-fn instead(record: &Record, why: &str) -> Option<String> {
+fn instead(record: &Record, why: &str) -> Option<Next> {
     let heap = || again(&["--heap=auto (whether its heap gains)".to_owned()]);
     match (&record.header.worker, record.header.design) {
         (Some(worker), _) => Some(again(&[format!("--only {}", foreign_text::quoted_text(worker))])),
@@ -166,25 +191,25 @@ fn instead(record: &Record, why: &str) -> Option<String> {
 }
 
 /// The next command for a plain program that is not on huge pages.
-fn cold(record: &Record) -> String {
+fn cold(record: &Record) -> Next {
     match record.header.design {
         Design::Runs => again(&["--cold-plain".to_owned()]),
         Design::Servers | Design::Toggle if has_own_server(record) => {
-            format!("pagelift cache drop FILE, then {}", again(&["--pages=thp".to_owned()]))
+            Next::Words(format!("pagelift cache drop FILE, then {}", again(&["--pages=thp".to_owned()])))
         }
         Design::Servers | Design::Toggle => {
             let thp = again(&["--pages=thp".to_owned()]);
-            format!("end the program, pagelift cache drop FILE, start it, then {thp}")
+            Next::Words(format!("end the program, pagelift cache drop FILE, start it, then {thp}"))
         }
     }
 }
 
 /// The last command with other options. The record's own words are not repeated: they may come from anybody.
-fn again(options: &[String]) -> String {
-    match options {
+fn again(options: &[String]) -> Next {
+    Next::Words(match options {
         [] => "the same command again".to_owned(),
         options => format!("the same command with {}", options.join(" ")),
-    }
+    })
 }
 
 /// CPU seconds of a window, and the share of the time that they are; only of programs whose CPU time is counted.
@@ -221,7 +246,7 @@ fn window(record: &Record) -> Vec<String> {
 }
 
 /// The command that lifts for good; `None` if the arm is no lift.
-fn keep(record: &Record, arm: usize) -> Option<String> {
+fn keep(record: &Record, arm: usize) -> Option<Next> {
     let options = record.header.options.get(arm)?;
     let is_lift = |word: &String| word.starts_with("--");
     if options.is_empty() || !options.iter().all(is_lift) {
@@ -236,7 +261,7 @@ fn keep(record: &Record, arm: usize) -> Option<String> {
     };
     let quoted: Vec<String> = words.map(foreign_text::quoted_text).collect();
     let words = ["pagelift".to_owned(), verb.to_owned()].into_iter().chain(quoted).chain([end]);
-    Some(words.collect::<Vec<_>>().join(" "))
+    Some(Next::Command { command: words.collect::<Vec<_>>().join(" "), purpose: None })
 }
 
 /// The running process that was switched, as the command line names it; `PID` if its record names none, or one that is more than
@@ -262,12 +287,13 @@ fn has_own_server(record: &Record) -> bool {
 }
 
 /// The next memory to examine, if code and read-only data gain nothing.
-fn other_memory(record: &Record) -> Option<String> {
+fn other_memory(record: &Record) -> Option<Next> {
     (record.header.design == Design::Toggle).then(|| {
-        if has_own_server(record) {
-            return "pagelift doctor -- CMD (whether its other memory can gain)".to_owned();
-        }
-        format!("pagelift stat -p {} (whether its other memory can gain)", toggled(record))
+        let command = match has_own_server(record) {
+            true => "pagelift doctor -- CMD".to_owned(),
+            false => format!("pagelift stat -p {}", toggled(record)),
+        };
+        Next::Command { command, purpose: Some("whether its other memory can gain") }
     })
 }
 

@@ -1,5 +1,6 @@
 //! Markdown for a pull request: tables of GitHub, and no HTML.
 
+use crate::decision::Next;
 use crate::view::Section;
 use crate::words;
 use address_space::format_bytes;
@@ -88,7 +89,12 @@ fn of_section(section: &Section) -> String {
     let mut text = format!("## {}: {}\n\n", plain(&section.advice.headline), code(&section.program));
     let _ = writeln!(text, "{}.\n", plain(&section.advice.reason));
     if let Some(next) = &section.advice.next {
-        let _ = writeln!(text, "Next: {}\n", code(next));
+        let next = match next {
+            Next::Command { command, purpose: None } => code(command),
+            Next::Command { command, purpose: Some(purpose) } => format!("{} ({})", code(command), plain(purpose)),
+            Next::Words(words) => plain(words),
+        };
+        let _ = writeln!(text, "Next: {next}\n");
     }
     if section.arms.len() > 1 {
         let _ = writeln!(text, "{}\n", plain(&section.sentence()));

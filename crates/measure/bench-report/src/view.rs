@@ -2,7 +2,7 @@
 
 use crate::Source;
 use crate::clean::shown;
-use crate::decision::{Advice, advice};
+use crate::decision::{Advice, Next, advice};
 use crate::latency::latency;
 use crate::switch_cost::{SwitchCost, switch_cost};
 use crate::words;
@@ -199,7 +199,11 @@ impl Section {
 
 fn shown_advice(record: &Record) -> Advice {
     let Advice { headline, reason, next, class } = advice(record);
-    Advice { headline: shown(&headline), reason: shown(&reason), next: next.as_deref().map(shown), class }
+    let next = next.map(|next| match next {
+        Next::Command { command, purpose } => Next::Command { command: shown(&command), purpose },
+        Next::Words(words) => Next::Words(shown(&words)),
+    });
+    Advice { headline: shown(&headline), reason: shown(&reason), next, class }
 }
 
 fn notes(record: &Record, answer: &Answer) -> Vec<String> {

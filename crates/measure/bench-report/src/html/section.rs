@@ -3,6 +3,7 @@
 use super::{bars, map, pretty, tables};
 use crate::Detail;
 use crate::charts::{self, Drawing, colour_number};
+use crate::decision::Next;
 use crate::view::Section;
 use maud::{Markup, PreEscaped, html};
 
@@ -18,7 +19,7 @@ pub(super) fn section(section: &Section, number: usize, is_one_of_many: bool, de
                     h1 id={ "h" (number) } { (advice.headline) span.program { (section.program) } }
                 }
                 p.sentence { (pretty(&advice.reason)) "." }
-                @if let Some(next) = &advice.next { div.next { span { "Next:" } pre.scroll tabindex="0" { (next) } } }
+                @if let Some(next) = &advice.next { (step(next)) }
                 @if section.arms.len() > 1 { p { (pretty(&section.sentence())) } }
                 @for note in &section.notes { p.note { (note) } }
             }
@@ -35,6 +36,19 @@ pub(super) fn section(section: &Section, number: usize, is_one_of_many: bool, de
             (part("The machine", tables::machine(section)))
             (part("How it was measured", method(section)))
         }
+    }
+}
+
+/// The next step: a command in a box, from which it can be copied, or an instruction as text.
+fn step(next: &Next) -> Markup {
+    html! {
+        div.next { span { "Next:" } @match next {
+            Next::Command { command, purpose } => {
+                pre.scroll tabindex="0" { (command) }
+                @if let Some(purpose) = purpose { span.faint { (purpose) } }
+            }
+            Next::Words(words) => span { (words) },
+        } }
     }
 }
 

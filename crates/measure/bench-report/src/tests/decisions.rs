@@ -1,6 +1,7 @@
 //! Decisions, their reasons and the next commands.
 
 use super::*;
+use crate::decision::Next;
 
 #[test]
 fn a_page_leads_with_the_decision() {
@@ -19,6 +20,9 @@ fn a_page_leads_with_the_decision() {
     );
     let costs = of(changed(pays(), Treatment::Arm(0), 0.8));
     assert!(costs.contains(">Leave it<") && costs.contains("thp costs -"), "{costs}");
+    // The box contains only the command.
+    let asked = "\">pagelift stat -p PID</pre><span class=\"faint\">whether its other memory can gain</span>";
+    assert!(costs.contains(asked), "{costs}");
     let equal = of(changed(pays(), Treatment::Arm(0), 1.0 / 1.1));
     assert!(equal.contains(">Leave it<") && equal.contains("thp gains less than 1 %, if anything"), "{equal}");
     let disturbed = of(changed(pays(), Treatment::Control, 1.05));
@@ -26,16 +30,13 @@ fn a_page_leads_with_the_decision() {
         disturbed.contains(">Cannot tell<") && disturbed.contains("the experiment was disturbed: plain differs"),
         "{disturbed}"
     );
-    assert!(
-        disturbed.contains("Next:</span><pre class=\"scroll\" tabindex=\"0\">the same command again</pre>"),
-        "{disturbed}"
-    );
+    assert!(disturbed.contains("Next:</span><span>the same command again</span>"), "{disturbed}");
 }
 
 #[test]
 fn a_server_that_was_started_for_a_toggle_is_started_lifted() {
     let mut pays = record(&["thp"], 60, Design::Toggle);
-    let next = |record: &Record| decision::advice(record).next.unwrap();
+    let next = |record: &Record| decision::advice(record).next.unwrap().to_string();
     pays.header.command = ["bench", "--toggle", "1234"].map(str::to_owned).to_vec();
     assert_eq!(next(&pays), "pagelift attach --pages=thp 1234");
     for (words, named) in [
@@ -61,7 +62,7 @@ fn huge_pages_compared_with_huge_pages_decide_nothing() {
     assert_eq!(both.plain_huge(0), Some(1.0));
     let advice = decision::advice(&both);
     assert!(advice.reason.starts_with("huge pages were compared with huge pages: 100 %"), "{advice:?}");
-    assert_eq!(advice.next.as_deref(), Some("the same command with --cold-plain"));
+    assert_eq!(advice.next, Some(Next::Words("the same command with --cold-plain".to_owned())));
     // The report of a lift has no heap.
     let mut with_heap = both.clone();
     with_heap.header.options = vec![vec!["--pages=thp".to_owned(), "--heap=auto".to_owned()]];
@@ -100,7 +101,7 @@ fn each_design_has_a_way_to_a_plain_program_on_small_pages() {
         let Event::Observed(lifted) = seen(Some(0)) else { panic!("no observation") };
         let Some(Event::Observed(plain)) = both.events.first_mut() else { panic!("no observation") };
         plain.map = lifted.map;
-        assert_eq!(decision::advice(&both).next.as_deref(), Some(next));
+        assert_eq!(decision::advice(&both).next, Some(Next::Words(next.to_owned())));
     }
 }
 
@@ -127,7 +128,7 @@ fn nothing_lifted_has_a_next_command() {
         }
         let advice = decision::advice(&nothing);
         assert_eq!(advice.headline, "Nothing was lifted");
-        advice.next
+        advice.next.map(|next| next.to_string())
     };
     assert_eq!(of(Design::Runs, Some("cc1plus"), None).unwrap(), "the same command with --only cc1plus");
     assert_eq!(of(Design::Runs, None, None).unwrap(), "the same command with --heap=auto (whether its heap gains)");
@@ -164,7 +165,7 @@ fn little_work_in_a_window_calls_for_longer_windows() {
     let advice = decision::advice(&idle);
     assert!(advice.headline.starts_with("Cannot tell yet: about "), "{advice:?}");
     assert!(advice.reason.contains("the program used 4 % of a CPU, 16 ms in each window"), "{advice:?}");
-    assert!(advice.next.as_ref().is_some_and(|next| next.ends_with(" --window 2500")), "{advice:?}");
+    assert!(advice.next.as_ref().is_some_and(|next| next.to_string().ends_with(" --window 2500")), "{advice:?}");
 }
 
 /// A record in which 99 % of the requests of the arm wait `factor` as long, and the windows of a control block differ by
