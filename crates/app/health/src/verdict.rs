@@ -10,7 +10,7 @@ use crate::checks::{by_glibc, by_java, lift_target, lifts_in_place};
 use crate::facts::{Facts, Feature, Known, ProgramFacts, RunningFacts};
 use crate::finding::{Finding, Severity};
 use crate::standing::State;
-use address_space::format_bytes;
+use address_space::{counted, format_bytes};
 use foreign_text::quoted;
 use lift_plan::Source;
 use measure::{Measure, of_code, of_heap, of_lift, of_own_setting, of_worker};
@@ -431,8 +431,8 @@ fn of_use(what: &'static str, used: &PartVerdict, exceeds: &str) -> Estimate {
         false => format!("{entries} entries of the TLB"),
     };
     let based_on = format!(
-        "{} pages walked to within {:.0} ms, {} within {:.0} ms, beside {tlb} (accessed marks; pagelift stat shows more)",
-        used.first,
+        "{} walked to within {:.0} ms, {} within {:.0} ms, beside {tlb} (accessed marks; pagelift stat shows more)",
+        counted(used.first, "page"),
         1e3 * used.first_within,
         used.last,
         1e3 * used.last_within

@@ -13,7 +13,7 @@ use std::iter;
 /// The message beside the bar.
 pub fn progress(progress: &Progress<'_>) -> String {
     let arms = progress.answer.arms.iter().map(|arm| arm.ratio.map_or_else(|| "…".to_owned(), |_| interval(arm)));
-    format!("{} blocks: {}", progress.blocks, arms.collect::<Vec<_>>().join("; "))
+    format!("{}: {}", count(progress.blocks), arms.collect::<Vec<_>>().join("; "))
 }
 
 /// The answer in a line for each arm, the control, the cost of a switch, and the end. Its text cannot act on a

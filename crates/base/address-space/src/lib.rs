@@ -9,6 +9,7 @@ extern crate alloc;
 
 mod address;
 mod auxiliary;
+mod counted;
 mod dense;
 mod elf;
 mod images;
@@ -27,6 +28,7 @@ mod unnamed;
 
 pub use address::{Address, AddressRange};
 pub use auxiliary::AuxiliaryVector;
+pub use counted::{agreeing, counted};
 pub use dense::{dense_runs, may_be_collapsed};
 pub use elf::{ElfError, ElfImage, ElfKind, LoadSegment};
 pub use images::drop_images;

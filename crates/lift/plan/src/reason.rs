@@ -1,6 +1,6 @@
 //! Reasons why memory is not lifted: the value found, the value needed, and the command that fixes it.
 
-use address_space::{Address, PageSize, format_bytes};
+use address_space::{Address, PageSize, counted, format_bytes};
 use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::String;
@@ -297,16 +297,17 @@ impl fmt::Display for Reason {
                 write!(f, "holds no whole {size} page ({})", format_bytes(*bytes))
             }
             Self::PoolTooSmall { size, needed, available, whole, .. } => {
-                write!(f, "needs {needed} pages of {size} from the pool, {available} available")?;
+                write!(f, "needs {} of {size} from the pool, {available} available", counted(*needed, "page"))?;
                 write_whole(f, *needed, *whole)
             }
             Self::PoolOnOtherNodes { size, needed, available, elsewhere, nodes, whole } => {
-                write!(f, "needs {needed} pages of {size} from the pool on {nodes}, {available} available there; ")?;
+                let needed_pages = counted(*needed, "page");
+                write!(f, "needs {needed_pages} of {size} from the pool on {nodes}, {available} available there; ")?;
                 write!(f, "{elsewhere} on other nodes may not be used")?;
                 write_whole(f, *needed, *whole)
             }
             Self::PoolLimited { size, needed, available, file, .. } => {
-                write!(f, "needs {needed} pages of {size} from the pool, {available} allowed by {file}")
+                write!(f, "needs {} of {size} from the pool, {available} allowed by {file}", counted(*needed, "page"))
             }
             Self::NodeForbidden { node, allowed } => {
                 write!(f, "node {node} is not one it may take memory from, found {allowed}")

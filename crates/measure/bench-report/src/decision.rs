@@ -139,7 +139,8 @@ fn doubtful(record: &Record, answer: &Answer, arm: usize, doubt: Doubt) -> Advic
             cannot_tell("Cannot tell", reason, Some(again(&window(record))))
         }
         Doubt::TooFewStarts(starts) => {
-            let reason = format!("servers were started {starts} times, and {GENERATIONS_FOR_T} are needed");
+            let starts = if starts == 1 { "once".to_owned() } else { format!("{starts} times") };
+            let reason = format!("servers were started {starts}, and {GENERATIONS_FOR_T} starts are needed");
             let options = [format!("--starts {}", GENERATIONS_FOR_T + 2), "--for 10m".to_owned()];
             cannot_tell("Cannot tell yet", reason, Some(again(&options)))
         }

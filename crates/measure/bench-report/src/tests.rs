@@ -1,6 +1,7 @@
 //! Pages of recorded and of hostile measurements.
 
 mod decisions;
+mod short;
 
 use super::*;
 use crate::switch_cost::{CpuCost, cpu_cost, switch_cost};

@@ -6,7 +6,7 @@ use crate::decision::{Advice, Next, advice};
 use crate::latency::latency;
 use crate::switch_cost::{SwitchCost, switch_cost};
 use crate::words;
-use address_space::{PageSize, format_bytes};
+use address_space::{PageSize, counted, format_bytes};
 use measure::machine::MachineFacts;
 use measure::record::{AddressMap, Counters, Design, Header, Lift, MemoryUse, Observation, PageCosts, Record};
 use measure::toggle::{Answer, ArmAnswer, Finding, Per, Treatment};
@@ -389,7 +389,10 @@ fn machine(machine: &MachineFacts) -> Vec<(&'static str, String)> {
     });
     rows.extend(thp);
     for pool in machine.pools.iter().take(8) {
-        rows.push(("Pool", format!("{} pages of {}, {} free", pool.total, page(pool.page_bytes), pool.free)));
+        rows.push((
+            "Pool",
+            format!("{} of {}, {} free", counted(pool.total, "page"), page(pool.page_bytes), pool.free),
+        ));
     }
     let share = |share: f64| format!("{:.1} %", (share * 100.0).clamp(0.0, 100.0));
     rows.extend(machine.other_load.map(|load| ("Used by others", share(load))));
@@ -411,15 +414,15 @@ fn curves(header: &Header) -> Vec<Curves> {
 
 fn method(record: &Record) -> Vec<String> {
     let header = &record.header;
-    let blocks = record.timed_blocks().count();
+    let blocks = words::count(record.timed_blocks().count());
     let mut sentences = vec![match header.design {
         Design::Toggle => format!(
-            "One live program, switched in place under its own load: {blocks} blocks of four windows in random mirrored \
+            "One live program, switched in place under its own load: {blocks} of four windows in random mirrored \
              order. A control block lifts the program and puts it back before windows that are all plain."
         ),
-        Design::Servers => servers(header, blocks),
+        Design::Servers => servers(header, &blocks),
         Design::Runs => format!(
-            "Whole runs of the command: {blocks} blocks of four runs in random mirrored order. A control block has four \
+            "Whole runs of the command: {blocks} of four runs in random mirrored order. A control block has four \
              plain runs."
         ),
     }];
@@ -450,17 +453,19 @@ fn method(record: &Record) -> Vec<String> {
     sentences
 }
 
-fn servers(header: &Header, blocks: usize) -> String {
+fn servers(header: &Header, blocks: &str) -> String {
     let mut text = format!(
         "Servers side by side, a plain one, one of each arm and a second plain one as the control; the load goes to one at a \
-         time, {blocks} blocks of four bursts in random mirrored order."
+         time, {blocks} of four bursts in random mirrored order."
     );
     let Some(load) = &header.load else { return text };
     if let Some((windows, clients)) = header.windows.zip(load.clients) {
         let milliseconds = |seconds: f64| (seconds * 1e3).clamp(0.0, 1e9);
         let (length, settle) = (milliseconds(windows.length), milliseconds(windows.settle));
-        text +=
-            &format!(" Bursts of {length:.0} ms from {clients} connections, behind {settle:.0} ms that do not count.");
+        text += &format!(
+            " Bursts of {length:.0} ms from {}, behind {settle:.0} ms that do not count.",
+            counted(clients.into(), "connection")
+        );
     }
     let metric = load.metric.as_deref().map_or_else(String::new, |metric| format!(" (metric {})", shown(metric)));
     text + &format!(" Load: {}{metric}. Starts asked for: {}.", shown(&load.command), load.starts)

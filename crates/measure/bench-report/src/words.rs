@@ -1,6 +1,6 @@
 //! An answer in words, for the terminal and for pages.
 
-use address_space::format_bytes;
+use address_space::{counted, format_bytes};
 use measure::record::{Compared, CostRanges, Design, Ended, Figure, MOST_BLOCKS, Record, WalkFigures, compared};
 use measure::statistics::{Estimate, GENERATIONS_FOR_T};
 use measure::toggle::{Answer, ArmAnswer, Finding, Measured, Per, Window};
@@ -23,7 +23,7 @@ pub fn interval(arm: &ArmAnswer) -> String {
 
 /// `1 block`, `2 blocks`.
 pub fn count(blocks: usize) -> String {
-    format!("{blocks} block{}", if blocks == 1 { "" } else { "s" })
+    counted(blocks as u64, "block")
 }
 
 /// The divisor of work, in the singular.

@@ -1,7 +1,7 @@
 //! Chooses the source of huge pages for the heap of a program that is about to start.
 
 use crate::parts;
-use address_space::{PageSize, format_bytes};
+use address_space::{PageSize, agreeing, format_bytes};
 use foreign_text::quoted_path;
 use heap_abi::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node, share_evenly};
 use heap_choice::{Allocator, Context, ElfFacts, Environment, Forced, HeapChoice, Program, Reads, choose};
@@ -198,7 +198,11 @@ fn no_pages(size: PageSize, options: &HeapOptions, machine: &MachineFacts) -> St
             size.word(),
             half(reserve)
         ),
-        _ => format!("found {free} free pages of {size} in the pool; {}", fix(size, &pages, reserve)),
+        _ => format!(
+            "found {free} free {} of {size} in the pool; {}",
+            agreeing(free, "page"),
+            fix(size, &pages, reserve)
+        ),
     }
 }
 

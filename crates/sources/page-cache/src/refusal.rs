@@ -1,7 +1,7 @@
 //! The reason why a file is not in huge folios. Each text contains found, needed and the fix.
 
 use crate::look;
-use address_space::{PageSize, format_bytes};
+use address_space::{PageSize, counted, format_bytes};
 use foreign_text::{printable, quoted_path};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -102,7 +102,7 @@ pub enum Refusal {
     #[error(
         "found {} with holes (a sparse file), needed data there, on tmpfs in 7 of 8 parts, since a huge folio fills the \
          holes with memory; fix: `cp --sparse=never {} COPY`, and use the copy",
-        counted(*blocks), quoted_path(path)
+        counted(*blocks, "block"), quoted_path(path)
     )]
     Sparse {
         /// Number of blocks with holes.
@@ -137,9 +137,9 @@ pub enum Refusal {
     },
     /// The kernel had no free memory of the size of a huge page.
     #[error(
-        "found fragmented memory: {blocks} of {of} blocks of {huge} stayed small, needed that many free huge pages; fix, as \
+        "found fragmented memory: {blocks} of {} of {huge} stayed small, needed that many free huge pages; fix, as \
          root: `echo 1 > /proc/sys/vm/compact_memory`, then `pagelift cache prepare {}`",
-        quoted_path(path)
+        counted(*of, "block"), quoted_path(path)
     )]
     Fragmented {
         /// Blocks that stayed small.
@@ -154,7 +154,7 @@ pub enum Refusal {
     /// Some blocks stayed small although nobody maps them and enough memory is free.
     #[error(
         "found pages of {} in use by the kernel or for I/O, needed unused pages; fix: pagelift cache prepare {}, again",
-        counted(*blocks), quoted_path(path)
+        counted(*blocks, "block"), quoted_path(path)
     )]
     InUse {
         /// Blocks that stayed small.
@@ -166,7 +166,7 @@ pub enum Refusal {
     #[error(
         "found {} that reclaim has dropped again, needed blocks that stay cached; fix: name {} in \
          /etc/pagelift/cache.conf and run `pagelift cache keep --lock --budget SIZE`",
-        counted(*blocks), printable(&path.to_string_lossy())
+        counted(*blocks, "block"), printable(&path.to_string_lossy())
     )]
     Dropped {
         /// Blocks that were dropped.
@@ -178,7 +178,7 @@ pub enum Refusal {
     #[error(
         "found {} small after another read on {file_system}, needed a file system that makes large folios; on ext4 the \
          features encrypt and verity and data=journal prevent them; fix: use an image of the file, `pagelift image add {}`",
-        counted(*blocks), quoted_path(path)
+        counted(*blocks, "block"), quoted_path(path)
     )]
     StayedSmall {
         /// Blocks that stayed small.
@@ -241,11 +241,6 @@ fn fix_of(reason: &str, path: &std::path::Path) -> String {
     }
 }
 
-/// A number of blocks.
-fn counted(blocks: u64) -> String {
-    if blocks == 1 { "1 block".to_owned() } else { format!("{blocks} blocks") }
-}
-
 fn mapped_text(processes: &[(i32, String)], blocks: u64, unseen: u64, path: &std::path::Path) -> String {
     const NAMED: usize = 3;
     let named: Vec<String> = processes.iter().take(NAMED).map(|(pid, name)| format!("{name} {pid}")).collect();
@@ -259,8 +254,8 @@ fn mapped_text(processes: &[(i32, String)], blocks: u64, unseen: u64, path: &std
         "found {} mapped by {} ({}{more}){unseen}, needed none: pages that are mapped cannot be evicted; fix: \
          end them and run pagelift cache prepare {path}, or, as root, pagelift cache prepare --replace \
          {path}",
-        counted(blocks),
-        if processes.len() == 1 { "1 process".to_owned() } else { format!("{} processes", processes.len()) },
+        counted(blocks, "block"),
+        counted(processes.len() as u64, "process"),
         named.join(", ")
     )
 }

@@ -3,7 +3,7 @@
 use crate::change::{check_node, pool_of, set};
 use crate::request::short_size;
 use crate::{PoolError, PoolRequest, Settings};
-use address_space::PageSize;
+use address_space::{PageSize, agreeing};
 use machine_facts::pool_directory;
 use serde::Serialize;
 
@@ -38,7 +38,8 @@ pub fn demote(settings: &impl Settings, request: &PoolRequest, to: Option<PageSi
     if available < request.pages {
         let more = PoolRequest { pages: request.pages - available, ..*request };
         return Err(PoolError::NotDemoted(format!(
-            "found {available} free pages of {size}, needed {}; fix: `pagelift pool reserve --add {more}`",
+            "found {available} free {} of {size}, needed {}; fix: `pagelift pool reserve --add {more}`",
+            agreeing(available, "page"),
             request.pages
         )));
     }

@@ -2,7 +2,7 @@
 
 use super::stuck_workers::StuckWorker;
 use crate::decision::{Identity, Reason, Refusal};
-use address_space::format_bytes;
+use address_space::{counted, format_bytes};
 use std::fmt;
 use std::time::Duration;
 
@@ -306,7 +306,12 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Started { mode, rules, lifted } => {
-                write!(f, "started: mode {mode}, {}, {} lifted", counted(*rules, "rule"), counted(*lifted, "process"))
+                write!(
+                    f,
+                    "started: mode {mode}, {}, {} lifted",
+                    counted(*rules as u64, "rule"),
+                    counted(*lifted as u64, "process")
+                )
             }
             Self::WouldLift { named, kinds, bytes, cost, used, is_measured } => write!(
                 f,
@@ -365,19 +370,13 @@ impl fmt::Display for Action {
             Self::Freed { stuck: StuckWorker { worker, process, .. } } => {
                 write!(f, "worker {worker} for process {} has ended", process.pid)
             }
-            Self::Reloaded { rules } => write!(f, "configuration read: {}", counted(*rules, "rule")),
+            Self::Reloaded { rules } => write!(f, "configuration read: {}", counted(*rules as u64, "rule")),
             Self::NotReloaded { errors } => {
                 write!(f, "configuration not read, the present rules are kept: {}", errors.join("; "))
             }
             Self::Switch { state } => write!(f, "kill switch: {state}"),
             Self::Failed { what } => f.write_str(what),
-            Self::Stopped { lifted } => write!(f, "stopped: {} still lifted", counted(*lifted, "process")),
+            Self::Stopped { lifted } => write!(f, "stopped: {} still lifted", counted(*lifted as u64, "process")),
         }
     }
-}
-
-/// A number with its noun.
-pub(crate) fn counted(number: usize, noun: &str) -> String {
-    let plural = if noun.ends_with('s') { "es" } else { "s" };
-    format!("{number} {noun}{}", if number == 1 { "" } else { plural })
 }

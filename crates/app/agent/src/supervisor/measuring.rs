@@ -17,6 +17,7 @@ use crate::decision::{
 use crate::discovery::{Sampler, conditions, executed_file, forks};
 use crate::verdicts::{Key, Measurement, Standing, decision_text, gain_text};
 use crate::worker::Task;
+use address_space::counted;
 use linux::process_handle::ProcessHandle;
 use machine_facts::System;
 use measure::sequential::ResultLine;
@@ -304,7 +305,8 @@ impl Agent<'_> {
             (self.report)(&Action::Failed { what });
         }
         let gain = result.gain.map_or_else(|| "unknown".to_owned(), gain_text);
-        let text = format!("{}; gain {gain}, {} blocks", decision_text(result.decision), result.blocks);
+        let text =
+            format!("{}; gain {gain}, {}", decision_text(result.decision), counted(result.blocks.into(), "block"));
         let pays = result.decision.keeps();
         (self.report)(&Action::Measured { named, text: text.clone(), pays });
         if pays {

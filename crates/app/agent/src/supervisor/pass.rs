@@ -234,7 +234,10 @@ impl Pass<'_> {
             let Some(entry) = self.means.ledger().entry(process) else { continue };
             let (named, number) = (entry.named(), entry.forks);
             let why = self.forks.get_mut(&process).and_then(|forks| forks.why.take());
-            let why = why.unwrap_or_else(|| format!("{number} processes that were forked from it stay lifted"));
+            let why = why.unwrap_or_else(|| match number {
+                1 => "1 process that was forked from it stays lifted".to_owned(),
+                number => format!("{number} processes that were forked from it stay lifted"),
+            });
             self.means.report(&Action::Failed { what: format!("{named}: {why}") });
             self.failed.insert(process);
         }

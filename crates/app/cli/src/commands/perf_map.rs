@@ -4,7 +4,7 @@ use super::reading::confine_to;
 use super::status::explain;
 use crate::arguments::process::process_number;
 use crate::output::Output;
-use address_space::format_bytes;
+use address_space::{counted, format_bytes};
 use clap::Args;
 use confinement::Reads;
 use process_view::perf_map::{Destination, PerfMapError, PerfMapSummary};
@@ -37,15 +37,16 @@ fn text(program: &str, pid: i32, summary: &PerfMapSummary) -> String {
     let Some(path) = &summary.path else {
         return format!("{program}[{pid}]: all code is mapped from its files, in which perf finds the symbols\n");
     };
-    let mut text = format!("{}: {} symbols\n", printable(&path.display().to_string()), summary.symbols);
+    let mut text =
+        format!("{}: {}\n", printable(&path.display().to_string()), counted(summary.symbols as u64, "symbol"));
     if let Some(owner) = summary.owner.filter(|&owner| owner != 0) {
         text +=
             &format!("  it belongs to user {owner}, as the process does; perf of another user reads it with --force\n");
     }
     for object in &summary.objects {
-        let (bytes, names) = (format_bytes(object.bytes), object.symbols);
+        let (bytes, names) = (format_bytes(object.bytes), counted(object.symbols as u64, "name"));
         let source = printable(&object.source.to_string());
-        text += &format!("  {}: {bytes} of code, {names} names from {source}\n", printable(&object.path));
+        text += &format!("  {}: {bytes} of code, {names} from {source}\n", printable(&object.path));
     }
     text
 }

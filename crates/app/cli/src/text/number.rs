@@ -1,5 +1,7 @@
 //! Numbers in texts.
 
+pub use address_space::counted;
+
 /// A number with commas between thousands.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -13,16 +15,6 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// A number with its noun.
-pub fn counted(number: u64, noun: &str) -> String {
-    let plural = match noun {
-        _ if number == 1 => "",
-        _ if noun.ends_with('s') => "es",
-        _ => "s",
-    };
-    format!("{number} {noun}{plural}")
-}
-
 /// A part of a number with its noun: "1 of 2 files".
 pub fn of_all(part: usize, all: usize, noun: &str) -> String {
     format!("{part} of {}", counted(all as u64, noun))
@@ -30,17 +22,11 @@ pub fn of_all(part: usize, all: usize, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{counted, grouped, of_all};
+    use super::{grouped, of_all};
 
     #[test]
     fn nouns_of_parts_agree_with_all() {
         assert_eq!([1, 2].map(|all| of_all(1, all, "file")), ["1 of 1 file", "1 of 2 files"]);
-    }
-
-    #[test]
-    fn nouns_agree_with_numbers() {
-        assert_eq!([0, 1, 2].map(|number| counted(number, "page")), ["0 pages", "1 page", "2 pages"]);
-        assert_eq!([1, 1000].map(|number| counted(number, "process")), ["1 process", "1000 processes"]);
     }
 
     #[test]

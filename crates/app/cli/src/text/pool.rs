@@ -4,7 +4,7 @@ use super::number::counted;
 use super::table::{align_right, table};
 use super::unanswered;
 use crate::commands::pool::needed::Needed;
-use address_space::{PageSize, format_bytes};
+use address_space::{PageSize, agreeing, format_bytes};
 use lift_plan::ThpMode;
 use pools::{
     BootKind, BootMachine, Demoted, GivenBack, KeptFor, KernelArguments, Overcommitted, PoolNeed, PoolRequest,
@@ -380,11 +380,18 @@ pub fn demoted(demoted: &Demoted) -> String {
 pub fn overcommitted(set: &Overcommitted) -> String {
     let Overcommitted { size, before, now, surplus, available } = set;
     let bytes = format_bytes(PageSize::bytes(*size).saturating_mul(*now));
-    let first = format!("{size}: at most {now} surplus pages ({bytes}), {before} before; {surplus} exist now");
+    let exist = if *surplus == 1 { "exists" } else { "exist" };
+    let surplus_pages = agreeing(*now, "page");
+    let first =
+        format!("{size}: at most {now} surplus {surplus_pages} ({bytes}), {before} before; {surplus} {exist} now");
+    let available = match available {
+        1 => "the 1 page that the pool has available".to_owned(),
+        available => format!("the {available} pages that the pool has available"),
+    };
     match now {
-        0 => format!("{first}\n  programs get the {available} pages that the pool has available, and no more"),
+        0 => format!("{first}\n  programs get {available}, and no more"),
         _ => format!(
-            "{first}\n  programs get the {available} pages that the pool has available first, then pages that the kernel \
+            "{first}\n  programs get {available} first, then pages that the kernel \
              allocates when they are mapped and takes back when they are freed. That can fail where memory is in pieces: \
              enough for what starts once a month; what must always start needs `pagelift pool reserve`. It lasts until the \
              next boot."

@@ -1,6 +1,7 @@
 //! Formats the time of page walks that samples of IBS give; pure.
 
 use super::number::grouped;
+use address_space::agreeing;
 use translation::walk_counters::{Estimate, Latency, SampledWalks, WalkTime};
 
 /// True if there is an estimate for at least one side.
@@ -38,9 +39,10 @@ fn line(what: &str, side: &Estimate) -> String {
             };
             let sizes = if sizes.is_empty() { String::new() } else { format!(": {}", sizes.join(", ")) };
             format!(
-                "page walks of {what}: {} cycles each, estimated from IBS samples ({} samples){sizes}\n",
+                "page walks of {what}: {} cycles each, estimated from IBS samples ({} {}){sizes}\n",
                 cycles(walk),
-                grouped(walk.samples)
+                grouped(walk.samples),
+                agreeing(walk.samples, "sample")
             )
         }
     }

@@ -2,7 +2,7 @@
 
 use super::doctor::wrapped;
 use super::grid::fold;
-use super::number::grouped;
+use super::number::{counted, grouped};
 use super::table::{align_right, table, trimmed};
 use process_view::printable;
 use process_view::symbols::without_arguments;
@@ -328,8 +328,8 @@ fn diagnosed(
         text += "  no stack was sampled, so the cause is unknown; fix: watch for longer (--for 30s)";
         text += if summary.watched.is_none() { ", and only this process (-p PID)\n" } else { "\n" };
     } else if process.effective_stacks < FEWEST_STACKS {
-        let stacks = process.effective_stacks.round();
-        let _ = writeln!(text, "  from {stacks} stacks, too few for a cause; fix: watch for longer (--for 30s)");
+        let stacks = counted(process.effective_stacks.round() as u64, "stack");
+        let _ = writeln!(text, "  from {stacks}, too few for a cause; fix: watch for longer (--for 30s)");
     }
     for (share, path) in paths(process).iter().filter(|(share, _)| *share >= SMALLEST_PATH).take(MOST_PATHS) {
         let _ = writeln!(text, "  path {:.0} %, {path}", 100.0 * share);
@@ -421,8 +421,8 @@ fn notes(summary: &Summary) -> String {
     if summary.sent.is_some() {
         let _ = writeln!(
             text,
-            "Totals are counted; shares and paths are from {} stacks. Watching took {:.1} % of one CPU.",
-            watching.stacks,
+            "Totals are counted; shares and paths are from {}. Watching took {:.1} % of one CPU.",
+            counted(watching.stacks, "stack"),
             100.0 * watching.cpu_seconds / summary.seconds.max(f64::MIN_POSITIVE)
         );
     }

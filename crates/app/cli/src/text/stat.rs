@@ -6,7 +6,7 @@ use super::probe::{between, is_loaded, load_of_others};
 use super::sampled;
 use super::table::{align_right, table, trimmed};
 use crate::commands::stat::report::{CountedWalks, Estimated, Marks, Outcome, Report, is_stable};
-use address_space::format_bytes;
+use address_space::{agreeing, counted, format_bytes};
 use process_view::Activity;
 use process_view::coverage::Usage;
 use translation::walk_counters::{Counts, Measured, SideWalks};
@@ -196,10 +196,10 @@ fn of_marks(marks: &Marks, reach: &Reach) -> String {
     {
         let (from, to) = (set.begun, set.begun + last.longest);
         text += &format!(
-            "seen from {} to {} after the start, in one of {} rounds\n",
+            "seen from {} to {} after the start, in one of {}\n",
             time(from),
             time(to),
-            set.rounds.len()
+            counted(set.rounds.len() as u64, "round")
         );
     }
     text += &of_tlb(reach);
@@ -297,7 +297,10 @@ pub(super) fn of_tlb(reach: &Reach) -> String {
 }
 
 fn measured_tlb(reach: &Reach) -> String {
-    let pages = |holds, what: &str| Some(format!("{} pages of {what}", grouped(reach.measured_pages(holds)?)));
+    let pages = |holds, what: &str| {
+        let pages = reach.measured_pages(holds)?;
+        Some(format!("{} {} of {what}", grouped(pages), agreeing(pages, "page")))
+    };
     let both: Vec<String> = [pages(Holds::Code, "code"), pages(Holds::Data, "data")].into_iter().flatten().collect();
     if both.is_empty() { String::new() } else { format!("L2 TLB, measured: it holds {}\n", both.join(", ")) }
 }
@@ -305,7 +308,8 @@ fn measured_tlb(reach: &Reach) -> String {
 pub(super) fn of_verdict(verdict: &PartVerdict) -> String {
     let PartVerdict { part, first, last, .. } = verdict;
     let entries = grouped(verdict.entries.unwrap_or(0));
-    let mut used = format!("{part}: {} pages within {}", grouped(*last), time(verdict.last_within));
+    let pages = agreeing(*last, "page");
+    let mut used = format!("{part}: {} {pages} within {}", grouped(*last), time(verdict.last_within));
     if verdict.first_within < verdict.last_within {
         used += &format!(", {} within {}", grouped(*first), time(verdict.first_within));
     }
@@ -340,13 +344,21 @@ pub(super) fn of_verdict(verdict: &PartVerdict) -> String {
     }
 }
 
+/// `once`, or `2 times`.
+fn times(count: u64) -> String {
+    match count {
+        1 => "once".to_owned(),
+        many => counted(many, "time"),
+    }
+}
+
 pub(super) fn of_cost(set: &WorkingSet) -> String {
     let cost = &set.cost;
     let mut text = format!(
-        "cost: its memory map was held {}, for {:.1} ms at most, and read {} times, {:.1} ms at most\n",
-        if cost.clears == 1 { "once".to_owned() } else { format!("{} times", cost.clears) },
+        "cost: its memory map was held {}, for {:.1} ms at most, and read {}, {:.1} ms at most\n",
+        times(cost.clears),
         1e3 * cost.longest_clear,
-        cost.reads,
+        times(cost.reads),
         1e3 * cost.longest_read
     );
     if let Some(left_out) = &set.left_out {

@@ -1,6 +1,6 @@
 //! The sum of the lifts of `run --only`; pure.
 
-use address_space::format_bytes;
+use address_space::{counted, format_bytes};
 use session::LiftReport;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -106,8 +106,8 @@ impl Sum {
             return None;
         }
         let names: Vec<&str> = self.names.keys().map(String::as_str).collect();
-        let (processes, bytes) = (self.processes, format_bytes(self.bytes));
-        let mut line = format!("pagelift: {}: {processes} processes, {bytes} on huge pages in all", names.join(", "));
+        let (processes, bytes) = (counted(self.processes, "process"), format_bytes(self.bytes));
+        let mut line = format!("pagelift: {}: {processes}, {bytes} on huge pages in all", names.join(", "));
         if self.postponed > 0 {
             line += &format!(", {} with more to lift after more CPU time", self.postponed);
         }

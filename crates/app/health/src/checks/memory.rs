@@ -3,7 +3,7 @@
 use super::{fine, found};
 use crate::facts::{Facts, FreeMemory};
 use crate::finding::{CheckOutcome, Fix, Severity};
-use address_space::format_bytes;
+use address_space::{counted, format_bytes};
 
 /// Huge pages that should be free at least.
 const FEW_PAGES: u64 = 32;
@@ -37,7 +37,7 @@ pub fn fragmentation(facts: &Facts) -> Vec<CheckOutcome> {
         Severity::Advice,
         "free memory is in small pieces",
         format!("{} free, of which blocks of {huge} {each}", format_bytes(free)),
-        format!("{} blocks or more", needed / huge.bytes()),
+        format!("{} or more", counted(needed / huge.bytes(), "block")),
         "if no huge page is free, memory is compacted first, or the program gets no huge page",
         Some(Fix::write(1, "/proc/sys/vm/compact_memory").with_note(lasting)),
     )

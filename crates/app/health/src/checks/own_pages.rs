@@ -5,7 +5,7 @@ use crate::facts::{Facts, Known, ProgramFacts, RunningFacts};
 use crate::finding::{CheckOutcome, Fix, Severity};
 use crate::own_pages::{OwnPages, Request, USUAL, short};
 use crate::pool_need::{pages_needed, reserve_command, usual_pool};
-use address_space::{PageSize, format_bytes};
+use address_space::{PageSize, counted, format_bytes};
 
 /// Pages of buffers that are worth a word.
 const MANY_PAGES: u64 = 8;
@@ -54,11 +54,12 @@ fn is_lifted(anonymous: (u64, u64), shared: (u64, u64)) -> bool {
 
 fn pool_in_words(facts: &Facts, size: PageSize) -> String {
     let (total, available) = usual_pool(facts).map_or((0, 0), |pool| (pool.total, pool.available));
-    format!("{available} of {total} pages of {size} available")
+    format!("{available} of {} of {size} available", counted(total, "page"))
 }
 
 fn wanted(facts: &Facts, own: &OwnPages, size: PageSize) -> String {
-    format!("{} pages of {size} available when it starts: {}", pages_needed(facts).max(own.pages(size)), own.in_words())
+    let pages = counted(pages_needed(facts).max(own.pages(size)), "page");
+    format!("{pages} of {size} available when it starts: {}", own.in_words())
 }
 
 fn fell_back(
@@ -125,7 +126,7 @@ fn would_fall_back(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: 
     }
     let needed = pages_needed(facts);
     if needed <= available {
-        return fine(format!("{from}: {needed} pages needed, {available} available"));
+        return fine(format!("{from}: {} needed, {available} available", counted(needed, "page")));
     }
     let severity = if own.request == Request::Required { Severity::Problem } else { Severity::Advice };
     found(

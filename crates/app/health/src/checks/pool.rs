@@ -6,7 +6,7 @@ use crate::facts::{Facts, HugetlbCgroup, NodePool, PoolFacts};
 use crate::finding::{CheckOutcome, Fix, Severity};
 use crate::own_pages::short;
 use crate::pool_need::{pages_for_code, reserve_command};
-use address_space::format_bytes;
+use address_space::{agreeing, counted, format_bytes};
 use machine_facts::POOLS;
 
 /// Pages that overcommit may provide beyond those in use, if the number of needed pages is unknown.
@@ -93,7 +93,8 @@ fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&N
         Severity::Problem,
         format!("the pool of {} pages is on the wrong node", pool.size),
         format!(
-            "{free} free pages, all on other nodes ({}); the process may use node {}",
+            "{free} free {}, all on other nodes ({}); the process may use node {}",
+            agreeing(free, "page"),
             elsewhere.join(", "),
             nodes.join(", ")
         ),
@@ -121,7 +122,7 @@ fn described(pool: &PoolFacts) -> String {
     };
     let nodes: Vec<String> = pool.nodes.iter().map(|part| format!("node {}: {} free", part.node, part.free)).collect();
     let nodes = if nodes.is_empty() || pool.total == 0 { String::new() } else { format!(" ({})", nodes.join(", ")) };
-    format!("pool of {} pages: {} pages{nodes}{beyond}", pool.size, pool.total)
+    format!("pool of {} pages: {}{nodes}{beyond}", pool.size, counted(pool.total, "page"))
 }
 
 /// Checks that the pool can serve the program.
@@ -145,11 +146,13 @@ pub fn pages(facts: &Facts) -> Vec<CheckOutcome> {
             0 => fine("pool: not needed for code, which other huge pages serve"),
             needed => for_code(facts, pool, needed),
         },
-        None if pool.available > 0 => fine(format!("pool: {} pages of {} available", pool.available, pool.size)),
+        None if pool.available > 0 => {
+            fine(format!("pool: {} of {} available", counted(pool.available, "page"), pool.size))
+        }
         None => found(
             Severity::Note,
             format!("the pool of {} pages is empty", pool.size),
-            format!("{} pages, none available", pool.total),
+            format!("{}, none available", counted(pool.total, "page")),
             "some, only for --pages hugetlb and --heap=2M",
             "everything else works without; overcommit takes pages when they are wanted and keeps none",
             Some(Fix::root(format!("pagelift pool overcommit {}:{}", short(pool.size), pool.overcommit + SOME_PAGES))),
@@ -159,13 +162,13 @@ pub fn pages(facts: &Facts) -> Vec<CheckOutcome> {
 
 fn for_code(facts: &Facts, pool: &PoolFacts, needed: u64) -> Vec<CheckOutcome> {
     if pool.available >= needed {
-        return fine(format!("pool: {} pages of {} available, {needed} needed", pool.available, pool.size));
+        return fine(format!("pool: {} of {} available, {needed} needed", counted(pool.available, "page"), pool.size));
     }
     let state = if pool.available == 0 { "empty" } else { "too small" };
     found(
         Severity::Advice,
         format!("the pool of {} pages is {state} for the program's code", pool.size),
-        format!("{} of {} pages available", pool.available, pool.total),
+        format!("{} of {} available", pool.available, counted(pool.total, "page")),
         format!("{needed} available"),
         "transparent huge pages are off, and nothing else serves the code",
         reserve_command(facts).map(|command| {

@@ -1,10 +1,10 @@
 //! The address space before and after, coloured by page size. Blocks of HTML: they print, and a browser zooms and scrolls
 //! them by itself.
 
-use super::tables::more;
+use super::tables::{more, verb};
 use crate::Detail;
 use crate::view::Section;
-use address_space::{PageSize, format_bytes};
+use address_space::{PageSize, counted, format_bytes};
 use maud::{Markup, html};
 use measure::record::{AddressMap, Design, MapRange};
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,7 +65,7 @@ pub(super) fn map(section: &Section, number: usize, detail: Detail) -> Markup {
                  square root. The filled height is what is resident: the kernel counts the pages of a mapping and does \
                  not report their places in it."
                 @if !section.design.is_of_one_process() { " Each process has other addresses: mappings with the same name are below each other." }
-                @if left_out > 0 { " " (left_out) " mappings of little memory are left out." }
+                @if left_out > 0 { " " (counted(left_out as u64, "mapping")) " of little memory " (verb(left_out)) " left out." }
             }
         }
         (table(&maps, detail))
@@ -362,7 +362,7 @@ fn table(states: &[(&str, &AddressMap)], detail: Detail) -> Markup {
                     }
                 } } }
             } }
-            (more(all, rows.len(), "rows"))
+            (more(all, rows.len(), "row"))
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::Detail;
 use crate::charts::{self, Drawing, colour_number};
 use crate::decision::Next;
 use crate::view::Section;
+use address_space::counted;
 use maud::{Markup, PreEscaped, html};
 
 pub(super) fn section(section: &Section, number: usize, is_one_of_many: bool, detail: Detail) -> Markup {
@@ -98,7 +99,7 @@ fn over_time(section: &Section, detail: Detail) -> Markup {
                         None => "Each dot is a pair: treated windows against the plain ones of the same block. ",
                     }
                     "Lines are centres; the band is what plain shows against itself. "
-                    @if wide.outside > 0 { (wide.outside) " pairs are beyond the axis and drawn at its end." }
+                    @if wide.outside > 0 { (beyond(wide.outside)) }
                 }
             }
         }
@@ -117,7 +118,7 @@ fn distribution(section: &Section, detail: Detail) -> Markup {
                 @let wide = charts::distribution(series, at, count, x, (1000, 110), classes);
                 figure.row {
                     figcaption { span class={ "key k" (colour_number(at, count)) } {} (series.name)
-                        span.faint { " " (series.points.len()) " pairs"
+                        span.faint { " " (counted(series.points.len() as u64, "pair"))
                             @if wide.outside > 0 { ", " (wide.outside) " beyond the axis" } } }
                     (both(&wide, &charts::distribution(series, at, count, x, (420, 110), classes.div_ceil(2)), detail))
                 }
@@ -125,6 +126,11 @@ fn distribution(section: &Section, detail: Detail) -> Markup {
             p.faint { "The thick line is the centre, the bar below the axis its interval." }
         }
     }
+}
+
+/// `1 pair is beyond the axis and drawn at its end.`
+fn beyond(pairs: usize) -> String {
+    format!("{} {} beyond the axis and drawn at its end.", counted(pairs as u64, "pair"), tables::verb(pairs))
 }
 
 /// Lines about the time of requests, and their explanation.

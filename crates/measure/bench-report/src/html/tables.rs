@@ -3,7 +3,7 @@
 use crate::Detail;
 use crate::switch_cost::cpu_cost;
 use crate::view::{LiftView, Rates, Section, page};
-use address_space::format_bytes;
+use address_space::{agreeing, counted, format_bytes};
 use maud::{Markup, html};
 use measure::record::{Design, MemoryUse};
 
@@ -49,7 +49,7 @@ fn lift_of(name: &str, lift: &LiftView, detail: Detail) -> Markup {
                         @if range.advised > 0 { br; span.faint { (format_bytes(range.advised)) " advised" } } }
                 } } }
             } }
-            (more(lift.ranges.len(), detail.rows, "ranges"))
+            (more(lift.ranges.len(), detail.rows, "range"))
         }
         @if lift.reasons.is_empty() {
             p.faint { "No memory chosen by the options remains on base pages." }
@@ -65,14 +65,21 @@ fn lift_of(name: &str, lift: &LiftView, detail: Detail) -> Markup {
                         @if reason.places.len() > PLACES { " and " (reason.places.len() - PLACES) " more" } }
                 } } }
             } }
-            (more(lift.reasons.len(), detail.rows, "reasons"))
+            (more(lift.reasons.len(), detail.rows, "reason"))
         }
-        @if lift.left_out > 0 { p.faint { (lift.left_out) " smaller ranges are not in the record." } }
+        @if lift.left_out > 0 { p.faint { (counted(lift.left_out as u64, "smaller range")) " " (verb(lift.left_out)) " not in the record." } }
     }
 }
 
+/// `1 more row is in the record.`
 pub(super) fn more(all: usize, shown: usize, what: &str) -> Markup {
-    html! { @if all > shown { p.faint { (all - shown) " more " (what) " are in the record." } } }
+    let left = all.saturating_sub(shown);
+    html! { @if left > 0 { p.faint { (left) " more " (agreeing(left as u64, what)) " " (verb(left)) " in the record." } } }
+}
+
+/// The form of "to be" for a number.
+pub(super) fn verb(number: usize) -> &'static str {
+    if number == 1 { "is" } else { "are" }
 }
 
 /// `12.0 MiB thp 2 MiB`, for each kind.

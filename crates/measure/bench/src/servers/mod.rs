@@ -23,6 +23,7 @@ use crate::toggle::latencies_of_all;
 use crate::tree;
 use crate::walks::{Meter, WalkTally};
 use crate::whole_runs::lift_in;
+use address_space::counted;
 use descendants::Earlier;
 use load::{Broken, Burst, OpenLoad, end_of, last_words, run as run_shell};
 use measure::latency::Latency;
@@ -134,7 +135,8 @@ impl Reaper {
 impl Drop for Reaper {
     fn drop(&mut self) {
         if let Err(left) = self.earlier.end_later(Self::TO_END) {
-            eprintln!("pagelift: note: {left} processes that the servers or the load have started cannot be ended");
+            let left = counted(left as u64, "process");
+            eprintln!("pagelift: note: {left} that the servers or the load have started cannot be ended");
         }
         let _ = nix::sys::prctl::set_child_subreaper(false);
     }

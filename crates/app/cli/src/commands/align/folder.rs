@@ -60,7 +60,8 @@ pub fn run(args: &AlignArgs, root: &Path, huge: PageSize) -> anyhow::Result<()> 
     writeln!(out, "files {did}: {changed}; kept although they gain: {kept}")?;
     if failed > 0 {
         bail!(
-            "found {failed} files or folders that could not be changed, needed none; fix: the reasons above, then run it again"
+            "found {failed} {} that could not be changed, needed none; fix: the reasons above, then run it again",
+            if failed == 1 { "file or folder" } else { "files or folders" }
         )
     } else {
         Ok(())
