@@ -8,6 +8,9 @@ use crate::view::Section;
 use address_space::counted;
 use maud::{Markup, PreEscaped, html};
 
+/// Pairs of a series from which its chart is drawn.
+const FEWEST_PAIRS: usize = 2;
+
 pub(super) fn section(section: &Section, number: usize, is_one_of_many: bool, detail: Detail) -> Markup {
     let advice = &section.advice;
     html! {
@@ -81,12 +84,27 @@ fn both(wide: &Drawing, narrow: &Drawing, detail: Detail) -> Markup {
     }
 }
 
+/// The reason why pairs are not drawn: a chart of one value shows nothing that the number does not.
+fn undrawn(section: &Section) -> Option<String> {
+    let pairs: usize = section.series.iter().map(|series| series.points.len()).sum();
+    if section.series.iter().any(|series| series.points.len() >= FEWEST_PAIRS) {
+        return None;
+    }
+    Some(match pairs {
+        0 => "No pair was measured.".to_owned(),
+        pairs => format!(
+            "Not drawn: found {}, needed {FEWEST_PAIRS} of one arm or of the control; fix: a longer --for.",
+            counted(pairs as u64, "pair")
+        ),
+    })
+}
+
 fn over_time(section: &Section, detail: Detail) -> Markup {
     let draw = |size| charts::over_time(&section.series, section.resolution, size, detail.points);
     let (wide, narrow) = (draw((1000, 320)), draw((420, 300)));
     html! {
-        @if section.series.iter().all(|series| series.points.is_empty()) {
-            p.none { "No pair was measured." }
+        @if let Some(why) = undrawn(section) {
+            p.none { (why) }
         } @else {
             figure {
                 (legend(section))
@@ -111,8 +129,8 @@ fn distribution(section: &Section, detail: Detail) -> Markup {
     let x = charts::extent(&section.series, section.resolution);
     let count = section.series.len();
     html! {
-        @if section.series.iter().all(|series| series.points.is_empty()) {
-            p.none { "No pair was measured." }
+        @if let Some(why) = undrawn(section) {
+            p.none { (why) }
         } @else {
             @for (at, series) in section.series.iter().enumerate() {
                 @let wide = charts::distribution(series, at, count, x, (1000, 110), classes);
@@ -120,7 +138,9 @@ fn distribution(section: &Section, detail: Detail) -> Markup {
                     figcaption { span class={ "key k" (colour_number(at, count)) } {} (series.name)
                         span.faint { " " (counted(series.points.len() as u64, "pair"))
                             @if wide.outside > 0 { ", " (wide.outside) " beyond the axis" } } }
-                    (both(&wide, &charts::distribution(series, at, count, x, (420, 110), classes.div_ceil(2)), detail))
+                    @if series.points.len() >= FEWEST_PAIRS {
+                        (both(&wide, &charts::distribution(series, at, count, x, (420, 110), classes.div_ceil(2)), detail))
+                    }
                 }
             }
             p.faint { "The thick line is the centre, the bar below the axis its interval." }
