@@ -91,11 +91,12 @@ fn mistakes(t: &Context) -> Result<()> {
     let (sound, bad) = (write("sound", header)?, write("bad", &format!("{header}{{\"blok\":1}}\n"))?);
     let none = t.folder().join("none").display().to_string();
     let many = vec![sound.as_str(); 17];
-    let cases: [(Vec<&str>, String); 5] = [
+    let cases: [(Vec<&str>, String); 6] = [
         (vec![], "required".to_owned()),
         (vec![&none], format!("pagelift: {none}: No such file")),
         (vec![&bad], format!("pagelift: {bad}: line 2 is not one of `pagelift bench -o`: unknown variant `blok`")),
         (vec![&sound, "-o", &sound], "is a record, which the page would replace; fix: another -o".to_owned()),
+        (vec![&sound, "-o", &bad], "found a file that is no page of `pagelift report`".to_owned()),
         (many, "17 files are too many for a page; fix: 16 at most".to_owned()),
     ];
     for (words, expected) in cases {

@@ -54,6 +54,11 @@ pub fn markdown(sources: &[Source]) -> String {
     markdown::text(&sections)
 }
 
+/// True if a text ends a page of [`html`] or [`markdown`].
+pub fn is_page(end: &str) -> bool {
+    end.contains(html::MADE_BY) && end.trim_end().ends_with("</html>") || end.trim_end().ends_with(markdown::MADE_BY)
+}
+
 /// The amount of detail on a page.
 #[derive(Clone, Copy, Debug)]
 struct Detail {

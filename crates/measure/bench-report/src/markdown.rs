@@ -6,6 +6,8 @@ use crate::words;
 use address_space::format_bytes;
 use std::fmt::Write;
 
+/// The last line, by which a page is recognised.
+pub(crate) const MADE_BY: &str = "Made by `pagelift report` from records of `pagelift bench -o`.";
 /// Reasons of an arm that are shown.
 const REASONS: usize = 6;
 
@@ -20,7 +22,7 @@ pub(crate) fn text(sections: &[Section]) -> String {
         }
         text += &of_section(section);
     }
-    text
+    text + "\n" + MADE_BY + "\n"
 }
 
 /// Text of a record that GitHub shows as it is: no link, no mention, no HTML, no cell's end.

@@ -10,6 +10,9 @@ pub struct ReportArgs {
     /// output].
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Replace an existing file that is no page of `pagelift report`, too.
+    #[arg(long)]
+    pub overwrite: bool,
     /// Write Markdown for a pull request instead.
     #[arg(long)]
     pub markdown: bool,

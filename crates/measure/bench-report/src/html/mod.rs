@@ -13,6 +13,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 const STYLE: &str = include_str!("style.css");
 /// Zooms address maps and shows the item at the pointer. No other part of the page needs a script.
 const SCRIPT: &str = include_str!("zoom.js");
+/// The beginning of the footer, by which a page is recognised.
+pub(crate) const MADE_BY: &str = "Made by <code>pagelift report</code>";
 /// The page's permissions in a browser: its own styles, and the script with this hash, for any record. A test compares
 /// the hash with [`SCRIPT`]'s.
 pub(crate) const POLICY: &str = include_str!("policy.txt");
@@ -41,7 +43,7 @@ pub(crate) fn page(sections: &[Section], detail: Detail) -> String {
                         (section::section(section, number, sections.len() > 1, detail))
                     }
                 }
-                footer { "Made by " code { "pagelift report" } " from records of " code { "pagelift bench -o" } "." }
+                footer { (PreEscaped(MADE_BY)) " from records of " code { "pagelift bench -o" } "." }
                 script { (PreEscaped(SCRIPT)) }
             }
         }
