@@ -341,6 +341,8 @@ fn hostile_record(t: &Context) -> Result<()> {
 fn failing_run(t: &Context) -> Result<()> {
     let output = t.run(t.pagelift(&["bench", "--for", "5", "--", "false"])?)?;
     ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("exit status: 1"), "{output:?}");
+    let decision = "Cannot tell: no block was measured: \"false\" failed (exit status: 1); needed: ";
+    ensure!(output.stdout.contains(decision), "{output:?}");
     Ok(())
 }
 

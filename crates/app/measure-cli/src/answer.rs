@@ -58,7 +58,7 @@ fn result(record: &Record) -> Vec<String> {
     lines.extend(latency(record));
     lines.extend(words::translation(record));
     lines.extend(words::walks(record));
-    lines.extend(words::end(record));
+    lines.extend(words::end_beside_decision(record));
     let advice = advice(record);
     lines.push(format!("{}: {}", advice.headline, advice.reason));
     lines.extend(advice.next.map(|next| format!("next: {next}")));

@@ -1,7 +1,7 @@
 //! The decision after an experiment, in words, and the next command.
 
 use crate::latency::longer_waits;
-use crate::words::{hidden, interval};
+use crate::words::{failure_before_blocks, hidden, interval};
 use measure::decision::{ArmFacts, ArmVerdict, Decision, Doubt, decide};
 use measure::record::{Design, Ended, Record};
 use measure::statistics::GENERATIONS_FOR_T;
@@ -150,8 +150,12 @@ fn doubtful(record: &Record, answer: &Answer, arm: usize, doubt: Doubt) -> Advic
 
 fn too_short(record: &Record, answer: &Answer, arm: usize, seconds: Option<f64>) -> Advice {
     let hidden = hidden(answer, arm).map(|share| format!("a difference of {share} may be hidden"));
+    if let Some(why) = failure_before_blocks(record) {
+        return cannot_tell("Cannot tell", format!("no block was measured: {why}"), None);
+    }
     if answer.arms[arm].blocks == 0 && matches!(record.ended(), Some(Ended::Failed(_))) {
-        return cannot_tell("Cannot tell", "no block was measured".to_owned(), None);
+        let name = record.header.arms.get(arm).map_or("the arm", String::as_str);
+        return cannot_tell("Cannot tell", format!("no block of {name} was measured"), None);
     }
     let idle = idle(record);
     let reason = |end: String| {

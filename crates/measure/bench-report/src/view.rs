@@ -208,7 +208,10 @@ fn shown_advice(record: &Record) -> Advice {
 
 fn notes(record: &Record, answer: &Answer) -> Vec<String> {
     let lines = words::steady(record).into_iter().chain(words::cycles_per_instruction(record));
-    let notes = lines.chain(words::unusable(record, answer)).chain(words::retries(record)).chain(words::end(record));
+    let notes = lines
+        .chain(words::unusable(record, answer))
+        .chain(words::retries(record))
+        .chain(words::end_beside_decision(record));
     notes.map(|note| shown(&note)).collect()
 }
 

@@ -297,6 +297,19 @@ fn between(low: f64, high: f64, digits: usize) -> String {
     if low == high { low } else { format!("{low} to {high}") }
 }
 
+/// Why an experiment failed before its first block; absent if it did not.
+pub fn failure_before_blocks(record: &Record) -> Option<&str> {
+    match record.ended() {
+        Some(Ended::Failed(why)) if record.timed_blocks().next().is_none() => Some(why),
+        _ => None,
+    }
+}
+
+/// The end of the experiment beside its decision, which names a failure before the first block itself.
+pub fn end_beside_decision(record: &Record) -> Option<String> {
+    if failure_before_blocks(record).is_some() { None } else { end(record) }
+}
+
 /// The end of the experiment; absent if its time was up.
 pub fn end(record: &Record) -> Option<String> {
     match record.ended() {

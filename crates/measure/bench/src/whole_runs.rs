@@ -411,7 +411,7 @@ fn one_run(
         if !conduct.wait(INTERRUPTION) {
             return Err(Ended::Interrupted);
         }
-        return Err(Ended::Failed(format!("{words}: {}", end.status)));
+        return Err(Ended::Failed(failed_run(&words, &end.status)));
     }
     let counters = between(before, counters_of_children()?);
     let window =
@@ -426,6 +426,14 @@ fn too_long(seconds: f64, kinds: usize) -> String {
     format!(
         "the time was over before the first block of {WINDOWS} runs, and a run takes {seconds:.0} s; needed: {FEWEST_BLOCKS} \
          blocks of each kind; fix: --for {minutes}m, or less work in a run"
+    )
+}
+
+/// The reason to end an experiment whose command fails: its runs may differ in their work.
+fn failed_run(words: &str, status: &str) -> String {
+    format!(
+        "{words} failed ({status}); needed: a command that succeeds; fix: run it alone, since bench discards its messages; if it may \
+         fail: -- sh -c 'CMD || true'"
     )
 }
 

@@ -207,8 +207,12 @@ fn a_decision_names_longer_waits() {
 #[test]
 fn a_failure_before_the_first_block_suggests_no_longer_time() {
     let mut record = record(&["thp"], 0, Design::Runs);
-    *record.events.last_mut().unwrap() = Event::End(Ended::Failed("\"server\" did not end by itself".to_owned()));
+    let why = "\"server\" failed (exit status: 1); needed: a command that succeeds; fix: run it alone";
+    *record.events.last_mut().unwrap() = Event::End(Ended::Failed(why.to_owned()));
     let advice = decision::advice(&record);
     assert_eq!((advice.headline.as_str(), advice.next), ("Cannot tell", None));
+    assert_eq!(advice.reason, format!("no block was measured: {why}"));
     assert_eq!(words::said(&record, &record.answer(), 0), "no block was measured");
+    let page = html(&[source("a", record)]);
+    assert_eq!(page.matches("failed (exit status: 1)").count(), 1, "{page}");
 }

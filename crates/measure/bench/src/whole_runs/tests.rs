@@ -156,7 +156,8 @@ fn an_interruption_ends_the_descendants_of_a_run() {
 #[test]
 fn a_run_that_fails_ends_it() {
     let record = run_of("exit 3", Duration::from_secs(100));
-    assert!(matches!(record.ended(), Some(Ended::Failed(why)) if why.contains("exit status: 3")));
+    let Some(Ended::Failed(why)) = record.ended() else { panic!("{:?}", record.ended()) };
+    assert!(why.contains(" failed (exit status: 3); needed: a command that succeeds; fix: run it alone"), "{why}");
 }
 
 /// The end of an experiment and its number of blocks, if each run sleeps for these seconds.
