@@ -254,7 +254,7 @@ impl LiftReport {
             range.failed.iter().map(|failed| &failed.reason).chain(range.uncovered.iter().map(|part| &part.reason))
         });
         let reasons = self.lift.refusals.iter().map(|refusal| &refusal.reason).chain(of_ranges);
-        self.fixes = reasons.filter_map(|reason| Some((reason.to_string(), reason.fix()?))).collect();
+        self.fixes = fixes(reasons);
     }
 
     /// Adds the nodes of the lifted memory, as the kernel reports them now.
@@ -324,6 +324,19 @@ pub(crate) fn write_document(document: &impl Serialize, path: &Path, as_line: bo
 pub(crate) fn document_text(document: &impl Serialize, as_line: bool) -> io::Result<String> {
     let text = if as_line { serde_json::to_string(document)? } else { serde_json::to_string_pretty(document)? };
     Ok(foreign_text::escaped_json(&text) + "\n")
+}
+
+/// The fix of each reason, by the reason's words. Reasons of several files have one text: their fix names no file.
+fn fixes<'a>(reasons: impl Iterator<Item = &'a Reason>) -> BTreeMap<String, String> {
+    let mut fixes = BTreeMap::<String, String>::new();
+    for reason in reasons {
+        let Some(fix) = reason.fix() else { continue };
+        let known = fixes.entry(reason.to_string()).or_insert_with(|| fix.clone());
+        if *known != fix {
+            *known = reason.without_file().fix().unwrap_or(fix);
+        }
+    }
+    fixes
 }
 
 #[cfg(test)]
@@ -427,5 +440,14 @@ mod tests {
         );
         report.lift.ranges[0].source = None;
         assert!(!report.is_complete(), "a range that is not lifted");
+    }
+
+    #[test]
+    fn the_fix_for_several_files_names_none_of_them() {
+        let reason = |path: &str| Reason::NoImage { file: Some(path.to_owned()) };
+        let fix_of = |reasons: &[Reason]| fixes(reasons.iter()).into_values().collect::<Vec<_>>();
+        assert_eq!(fix_of(&[reason("/a b")]), ["pagelift image setup; pagelift image add '/a b'"]);
+        let of_both = fix_of(&[reason("/a"), reason("/b"), reason("/a")]);
+        assert_eq!(of_both, ["pagelift image setup; pagelift image add FILE"]);
     }
 }

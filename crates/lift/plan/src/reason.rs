@@ -75,7 +75,12 @@ pub enum Reason {
     /// The nodes of memory shared with other processes cannot be chosen for one process.
     SharedPages,
     /// No image is a copy for the wanted nodes.
-    NoImageOnNode(Nodes),
+    NoImageOnNode {
+        /// The wanted nodes.
+        nodes: Nodes,
+        /// Path of the object's file, if it is known.
+        file: Option<String>,
+    },
     /// The kernel has no pool of this page size.
     NoSuchPool {
         /// Page size.
@@ -99,7 +104,10 @@ pub enum Reason {
         size: PageSize,
     },
     /// No shared image shows the range.
-    NoImage,
+    NoImage {
+        /// Path of the object's file, if it is known.
+        file: Option<String>,
+    },
     /// The object's shared image does not show the range, for example because the process has changed it.
     NotInImage,
     /// The range is no unchanged mapping of a file, or the file's state in the page cache is unknown.
@@ -234,13 +242,17 @@ impl Reason {
                 allowed.iter().next().map(|node| format!("--numa node={node}, or a cpuset with the wanted node"))
             }
             Self::NoLocalNode => Some("--numa node=NUMBER".to_owned()),
-            Self::NoImageOnNode(_) => Some("pagelift image add --per-node FILE".to_owned()),
+            Self::NoImageOnNode { file, .. } => {
+                Some(format!("pagelift image add --per-node {}", file_word(file.as_deref())))
+            }
             Self::SharedPages => Some("--pages hugetlb or --pages thp, which copy".to_owned()),
             Self::NoSuchPool { sizes, .. } => {
                 sizes.first().map(|size| format!("--page-size {}", size.to_string().replace(' ', "")))
             }
             Self::PoolPagesStay(_) => Some("--pages thp, or pagelift run".to_owned()),
-            Self::NoImage => Some("pagelift image setup; pagelift image add FILE".to_owned()),
+            Self::NoImage { file } => {
+                Some(format!("pagelift image setup; pagelift image add {}", file_word(file.as_deref())))
+            }
             Self::NotInImage => Some("--pages auto, which copies the rest".to_owned()),
             Self::NotCongruent { size, .. } => {
                 Some(format!("link it with -z max-page-size={}, or --pages auto", size.bytes()))
@@ -262,6 +274,16 @@ impl Reason {
         }
     }
 
+    /// The reason for any file, if it names one in its fix.
+    #[must_use]
+    pub fn without_file(&self) -> Self {
+        match self {
+            Self::NoImage { .. } => Self::NoImage { file: None },
+            Self::NoImageOnNode { nodes, .. } => Self::NoImageOnNode { nodes: nodes.clone(), file: None },
+            other => other.clone(),
+        }
+    }
+
     /// True if memory is left for this reason after every complete lift of the program.
     pub const fn is_expected(&self) -> bool {
         matches!(self, Self::NoWholePage { .. }) || self.is_for_tools()
@@ -279,6 +301,11 @@ impl Reason {
             None => self.to_string(),
         }
     }
+}
+
+/// A path as a word of a command; `FILE` if it is not known.
+fn file_word(path: Option<&str>) -> String {
+    path.map_or_else(|| "FILE".to_owned(), quoted_path_text)
 }
 
 /// Writes the pages of the whole lift if one range needs fewer.
@@ -316,7 +343,7 @@ impl fmt::Display for Reason {
             Self::SharedPages => {
                 f.write_str("its pages are shared with other processes, so that --numa cannot choose their node")
             }
-            Self::NoImageOnNode(nodes) => write!(f, "no shared image on {nodes} shows it"),
+            Self::NoImageOnNode { nodes, .. } => write!(f, "no shared image on {nodes} shows it"),
             Self::NoSuchPool { size, sizes } => {
                 let sizes: Vec<_> = sizes.iter().map(ToString::to_string).collect();
                 let found = if sizes.is_empty() { "no pool at all".to_owned() } else { sizes.join(", ") };
@@ -334,7 +361,7 @@ impl fmt::Display for Reason {
             Self::ThpSize { wanted, size } => {
                 write!(f, "transparent huge pages are {size} here, {wanted} requested")
             }
-            Self::NoImage => f.write_str("no shared image shows it"),
+            Self::NoImage { .. } => f.write_str("no shared image shows it"),
             Self::NotInImage => f.write_str("its shared image shows other parts only"),
             Self::NoCachedFile => f.write_str("it maps no file whose page cache can be read"),
             Self::NotCongruent { bytes, size } => write!(

@@ -5,15 +5,16 @@ use crate::groups::Run;
 use crate::placement::Placed;
 use crate::{ImageSpan, Method, Numa, Part, Preference, Reason};
 use address_space::{AddressRange, LoadedObject};
+use alloc::string::String;
 use alloc::vec::Vec;
 
 impl<'a> Planner<'a> {
     pub(super) fn image_parts(&self, run: &Run) -> Result<Vec<Part>, Reason> {
         let span = self.image_span(run.range).ok_or_else(|| match &self.placed {
             _ if self.policy.numa == Numa::Own && self.has_image(run.range) => Reason::NotInImage,
-            _ if self.policy.numa == Numa::Own => Reason::NoImage,
+            _ if self.policy.numa == Numa::Own => Reason::NoImage { file: self.file_of(run.range) },
             Ok(Some(Placed { placement: Some(placement), .. })) if placement.preference == Preference::Bind => {
-                Reason::NoImageOnNode(placement.nodes.clone())
+                Reason::NoImageOnNode { nodes: placement.nodes.clone(), file: self.file_of(run.range) }
             }
             Err(reason) => reason.clone(),
             Ok(_) => Reason::SharedPages,
@@ -31,6 +32,13 @@ impl<'a> Planner<'a> {
                 && span.range.start().0 % size == span.offset % size
                 && self.may_lie_there(span)
         })
+    }
+
+    /// The path of the object that contains a range, if the file can still be named.
+    fn file_of(&self, range: AddressRange) -> Option<String> {
+        let object = self.process.objects.iter().find(|object| object.extent().overlaps(range))?;
+        let is_named = object.path.starts_with('/') && !object.path.ends_with(" (deleted)");
+        is_named.then(|| object.path.clone())
     }
 
     /// True if an image shows some memory of the object that contains a range.

@@ -47,9 +47,9 @@ fn reasons_say_what_was_found_and_the_fix() {
             "--pages hugetlb or --pages thp, which copy",
         ),
         (
-            Reason::NoImageOnNode([1].into_iter().collect()),
+            Reason::NoImageOnNode { nodes: [1].into_iter().collect(), file: Some("/usr/bin/node".into()) },
             "no shared image on node 1 shows it",
-            "pagelift image add --per-node FILE",
+            "pagelift image add --per-node /usr/bin/node",
         ),
         (
             Reason::NoSuchPool { size, sizes: vec![gib] },
@@ -87,7 +87,12 @@ fn reasons_say_what_was_found_and_the_fix() {
             "the kernel removed it and refused the copy, and it could not be restored there; its contents are at 0x5000",
             "restart the program",
         ),
-        (Reason::NoImage, "no shared image shows it", "pagelift image setup; pagelift image add FILE"),
+        (Reason::NoImage { file: None }, "no shared image shows it", "pagelift image setup; pagelift image add FILE"),
+        (
+            Reason::NoImage { file: Some("/opt/my app/server".into()) },
+            "no shared image shows it",
+            "pagelift image setup; pagelift image add '/opt/my app/server'",
+        ),
         (Reason::NotInImage, "its shared image shows other parts only", "--pages auto, which copies the rest"),
         (
             Reason::ThpOff,

@@ -161,7 +161,7 @@ pub fn is_want_of_means(reason: &Reason) -> bool {
             | WrittenTo
             | NoThp
             | ThpSize { .. }
-            | NoImage
+            | NoImage { .. }
             | NotInImage
             | Memory { .. }
             | Mappings { .. }

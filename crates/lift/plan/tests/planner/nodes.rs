@@ -94,14 +94,16 @@ fn a_copy_for_the_node_goes_before_the_page_cache_and_before_a_copy_for_another(
     assert_eq!(sources_of(&program, Numa::Own)[0], Source::File);
     assert_eq!(sources_of(&program, Numa::Node(1))[0], Source::Hugetlb);
     let reason = |plan: Plan| plan.refusals[0].reason.clone();
-    assert_eq!(reason(made(&program, Pages::Image, Numa::Node(1))), Reason::NoImageOnNode(nodes(&[1])));
+    let file = Some(program.facts.objects[0].path.clone());
+    let no_image_on = |node| Reason::NoImageOnNode { nodes: nodes(&[node]), file: file.clone() };
+    assert_eq!(reason(made(&program, Pages::Image, Numa::Node(1))), no_image_on(1));
     on(&mut program, Some(1));
     assert_eq!(sources_of(&program, Numa::Own)[0], Source::Image);
     assert_eq!(sources_of(&program, Numa::Node(1))[0], Source::Image);
     assert_eq!(sources_of(&program, Numa::Local)[0], Source::Image);
     assert_eq!(sources_of(&program, Numa::Node(0))[0], Source::Hugetlb);
     assert_eq!(sources_of(&program, Numa::Interleave)[0], Source::Hugetlb);
-    assert_eq!(reason(made(&program, Pages::Image, Numa::Node(0))), Reason::NoImageOnNode(nodes(&[0])));
+    assert_eq!(reason(made(&program, Pages::Image, Numa::Node(0))), no_image_on(0));
     assert_eq!(reason(made(&program, Pages::Image, Numa::Interleave)), Reason::SharedPages);
 }
 

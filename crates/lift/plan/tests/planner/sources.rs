@@ -62,7 +62,11 @@ impl Case<'_> {
         match source {
             Source::File => self.fault_of_files(range),
             Source::Image if image_of(self.program, range, size).is_some() => None,
-            Source::Image => Some(if self.has_image(range) { Reason::NotInImage } else { Reason::NoImage }),
+            Source::Image if self.has_image(range) => Some(Reason::NotInImage),
+            Source::Image => {
+                let object = self.program.facts.objects.iter().find(|object| object.extent().overlaps(range));
+                Some(Reason::NoImage { file: object.map(|object| object.path.clone()) })
+            }
             Source::Hugetlb if pools.iter().all(|pool| pool.size != size) => {
                 Some(Reason::NoSuchPool { size, sizes: pools.iter().map(|pool| pool.size).collect() })
             }
