@@ -28,6 +28,6 @@ pub mod status;
 pub use data_files::DataFileReport;
 pub use error::SessionError;
 pub use growing_files::{FilesStart, GrowingFiles, LiftedFiles, files_are_refused};
-pub use names::{process_name, process_name_in_time, program_name, program_name_in_time};
+pub use names::{named_below, process_name, process_name_in_time, program_name, program_name_in_time};
 pub use nodes::{FarPages, NodeBytes};
 pub use report::{Base, DataFilesLifted, LiftReport, Postponed, PostponedState, Watched, WatchedState};

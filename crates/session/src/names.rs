@@ -6,8 +6,8 @@
 //! by a link alone are followed.
 
 use foreign_text::printable;
-use options::program_names;
-use process_view::{ProcessFiles, Unanswered, ask_one, executed_link, file_name, link_name, without_mark};
+use options::{is_named, program_names};
+use process_view::{ProcessFiles, Unanswered, ask_one, executed_link, file_name, link_name, tree_of, without_mark};
 
 /// A program's names.
 pub struct Names {
@@ -87,6 +87,19 @@ pub fn program_name_in_time(pid: i32) -> String {
     ask_one(pid, |process| program_name(process.pid())).unwrap_or_else(|silent| silent.name)
 }
 
+/// Finds the first process of a tree, parents first, whose program matches one of the names of `--only`. Pagelift itself does
+/// not count: a lifted run is Pagelift until it executes the command.
+pub fn named_below(root: i32, only: &[String]) -> Option<i32> {
+    let own = std::env::current_exe().ok();
+    tree_of(root).into_iter().find(|&pid| {
+        let process = ProcessFiles::of(pid);
+        let Some(path) = process.executed_path().filter(|path| Some(path) != own.as_ref()) else { return false };
+        let path = without_mark(&path.to_string_lossy()).to_owned();
+        let (called, link) = (process.name().unwrap_or_default(), executed_link(&process));
+        is_named(only.iter().map(String::as_str), &program_names(&path, &called, link.as_deref()))
+    })
+}
+
 /// True if a process runs a program of this name. Its file, or the link by which it was executed, can have the name.
 /// Waits as [`program_name`] does, unless the file has the name.
 pub(crate) fn runs_program(pid: i32, name: &str) -> bool {
@@ -156,6 +169,23 @@ mod tests {
         assert_eq!(before, ("a-link".to_owned(), true, true));
         assert_eq!(replaced, before);
         assert!(!changed, "the link leads to another program now");
+    }
+
+    #[test]
+    fn a_program_below_another_is_found_by_its_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("the-worker");
+        copy_sleep(&file);
+        let mut child = asleep(&file);
+        let own = std::process::id() as i32;
+        let found = |name: &str| named_below(own, &[name.to_owned()]);
+        let expected = Some(child.id() as i32);
+        assert_eq!([found("the-worker"), found("the-w*"), found(&file.to_string_lossy())], [expected; 3]);
+        assert_eq!(found("the-other"), None);
+        let this = std::env::current_exe().unwrap();
+        assert_eq!(found(&this.to_string_lossy()), None, "Pagelift itself");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

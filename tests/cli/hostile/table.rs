@@ -94,6 +94,7 @@ pub const USES: &[Use] = &[
     row("measure-lift", "pid", Value::Process, &["--for", "1s", "{}"]),
     row("stat", "pid", Value::Process, &["--for", "1", "--pid", "{}"]),
     row("stat", "output", Value::Written, &["--for", "1", "--pid", "{pid}", "--output", "{}"]),
+    own("stat", "only", WORDS),
     own("stat", "command", CALLERS),
     row("shootdowns", "pid", Value::Process, &["--for", "1", "--pid", "{}"]),
     row("shootdowns", "process", Value::Name, &["--for", "1", "{}"]),

@@ -21,8 +21,7 @@ use measure::statistics::FEWEST_BLOCKS;
 use measure::toggle::{Block, Blocks, Measured, WINDOWS, Window};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::resource::{UsageWho, getrusage};
-use options::program_names;
-use process_view::{ProcessFiles, tree_of};
+use process_view::ProcessFiles;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -341,18 +340,11 @@ impl<'a> Looker<'a> {
 
     /// The observed process: a lifted run is Pagelift itself until it executes the command.
     fn process(&self, root: i32) -> Option<i32> {
-        let program =
-            |pid: i32| std::fs::read_link(format!("/proc/{pid}/exe")).ok().filter(|is| Some(is) != self.own.as_ref());
         if self.only.is_empty() {
-            return program(root).map(|_| root);
+            let program = std::fs::read_link(format!("/proc/{root}/exe")).ok();
+            return program.filter(|is| Some(is) != self.own.as_ref()).map(|_| root);
         }
-        let is_named = |pid: &i32| {
-            let path = program(*pid).map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
-            let called = ProcessFiles::of(*pid).name().unwrap_or_default();
-            !path.is_empty()
-                && options::is_named(self.only.iter().map(String::as_str), &program_names(&path, &called, None))
-        };
-        tree_of(root).into_iter().find(is_named)
+        session::named_below(root, self.only)
     }
 
     /// The observations before the run ended: later its number may be another process's.

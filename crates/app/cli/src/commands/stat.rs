@@ -17,6 +17,7 @@ use crate::output;
 use crate::text::{comparison, stat};
 use anyhow::bail;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use command::{End, Ran, Runs};
 use linux::written_file::is_standard_output;
 use options::{Kind, Pages};
@@ -57,6 +58,14 @@ pub struct StatArgs {
         default_missing_value = "text,rodata", value_delimiter = ',', value_parser = choice::<Kind>(), hide_possible_values = true
     )]
     pub lift: Option<Vec<Kind>>,
+    /// Examine the memory of the first program with one of these names, separated by commas, that CMD starts or executes:
+    /// cc1plus for g++. With --lift, lift only programs with these names. Time and page walks are counted for all
+    /// processes of CMD.
+    #[arg(
+        long, value_name = "NAMES", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), requires = "command",
+        conflicts_with_all = ["pid", "all"]
+    )]
+    pub only: Vec<String>,
     /// With --lift, the source of huge pages [default: auto].
     #[arg(long, value_parser = choice::<Pages>(), requires = "lift")]
     pub pages: Option<Pages>,

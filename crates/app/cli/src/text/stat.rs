@@ -19,6 +19,9 @@ pub fn text(report: &Report) -> String {
     let pid = report.pid.map(|pid| format!("[{pid}]")).unwrap_or_default();
     let early = report.ended_early.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
     let mut text = format!("{}{pid}: {:.1} s{early}\n\n", report.what, report.seconds);
+    if let Some(process) = &report.memory_of {
+        text += &format!("memory of {process}; time and page walks of all processes of the command\n\n");
+    }
     match &report.activity {
         Outcome::Measured(activity) => text += &of_activity(activity, report.seconds, report.pid.is_some()),
         Outcome::NotMeasured(why) => text += &format!("CPU time, page faults: not counted: {why}\n"),
@@ -435,6 +438,7 @@ mod tests {
             version: 1,
             what: "server".to_owned(),
             pid: Some(7),
+            memory_of: None,
             seconds: 5.0,
             ended_early: None,
             activity: Outcome::Measured(Activity { minor_faults: 12_345, user_seconds: 4.0, ..Activity::default() }),

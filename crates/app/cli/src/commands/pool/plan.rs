@@ -25,7 +25,9 @@ use std::process::Command;
 #[derive(Args, Clone)]
 #[command(
     after_help = "Only the pages that `pagelift run --pages hugetlb` takes are counted, and with --heap those of its heap. Add pages that a \
-program itself takes from the pool as SIZE:COUNT."
+program itself takes from the pool as SIZE:COUNT.\n\nCMD is ended at its entry, before it starts other programs, so there is no --only. \
+For make, gcc or another driver, plan for the program that does the work, by its file or a process of it, as many times as it runs at once: \
+pagelift pool plan -- \"$(gcc -print-prog-name=cc1plus)\", pagelift pool plan cc1plus."
 )]
 pub struct PlanArgs {
     #[command(flatten)]

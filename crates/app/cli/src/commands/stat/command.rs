@@ -16,6 +16,7 @@ use nix::sys::time::TimeValLike;
 use nix::unistd::{Pid, getpgrp, tcgetpgrp};
 use process_view::coverage::Usage;
 use process_view::{Activity, printable};
+use session::{named_below, process_name_in_time};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
@@ -35,6 +36,9 @@ const BY_SIGNAL: i32 = 128;
 /// The time of the first observation of a command's memory: it has loaded its libraries then. Each later one is twice
 /// as late. If the total time is shorter than twice this, the first is in its middle.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
+
+/// The interval between searches for a process by its name.
+const SEARCH: Duration = Duration::from_millis(20);
 
 /// The signals that are forwarded to the command.
 const FORWARDED: [i32; 6] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
@@ -135,7 +139,8 @@ impl Runs {
         let pid = command.pid();
         let (ended, end) = channel();
         let (limit, stall) = (args.time, args.stall);
-        let looking = thread::spawn(move || look(pid, stall, limit, &end));
+        let subject = Subject { root: pid, only: args.only.clone() };
+        let looking = thread::spawn(move || look(&subject, stall, limit, &end));
         let end = match limit {
             Some(limit) if command.outlasts(limit.saturating_sub(start.elapsed())) => End::Running(command),
             _ => End::Status(command.wait()?),
@@ -148,22 +153,23 @@ impl Runs {
                 before.and_then(|before| Ok(activity()?.since(&before))).map_err(|error| error.to_string())
             }
         };
-        let at_limit = matches!(end, End::Running(_)).then(|| coverage(pid));
+        let at_limit = (matches!(end, End::Running(_)) && args.only.is_empty()).then(|| coverage(pid));
         drop(ended);
-        let (watch, before_end) = looking.join().unwrap_or_else(|_| (None, no_coverage()));
-        let coverage = at_limit.filter(|usage| matches!(usage, Outcome::Measured(_))).unwrap_or(before_end);
+        let Seen { watch, usage, named } = looking.join().unwrap_or_else(|_| Seen::nothing(&args.only));
+        let coverage = at_limit.filter(|usage| matches!(usage, Outcome::Measured(_))).unwrap_or(usage);
         let is_early = limit.is_some() && matches!(end, End::Status(_));
         let report = Report {
             version: VERSION,
             what: shortened(&args.command),
             pid: Some(pid),
+            memory_of: named,
             seconds,
             ended_early: is_early.then(|| "the command ended".to_owned()),
             activity: activity.map_or_else(Outcome::NotMeasured, Outcome::Measured),
             coverage: Some(coverage),
             page_walks,
             estimated: None,
-            marks: Some(watch.map_or_else(too_soon, |watch| watch.finish(&reach))),
+            marks: Some(watch.map_or_else(|| too_soon(&args.only), |watch| watch.finish(&reach))),
             tlb: reach,
         };
         Ok(Ran { report: Some(report), end })
@@ -209,38 +215,77 @@ fn shortened(words: &[OsString]) -> String {
     all.chars().take(LONGEST - 1).chain(['…']).collect()
 }
 
-fn too_soon<T>() -> Outcome<T> {
-    Outcome::NotMeasured(format!("the command ended within {} ms", FIRST_LOOK.as_millis()))
+fn too_soon<T>(only: &[String]) -> Outcome<T> {
+    let milliseconds = FIRST_LOOK.as_millis();
+    Outcome::NotMeasured(match only {
+        [] => format!("the command ended within {milliseconds} ms"),
+        only => format!("no program named {} was seen for {milliseconds} ms", only.join(" or ")),
+    })
 }
 
-fn no_coverage() -> Outcome<Usage> {
-    too_soon()
+/// The examined process: the command, or its first descendant with one of these names.
+struct Subject {
+    root: i32,
+    only: Vec<String>,
 }
 
-/// Looks at the command's memory until it ends, in a thread that can only read.
-fn look(
-    pid: i32,
-    stall: Duration,
-    limit: Option<Duration>,
-    end: &mpsc::Receiver<()>,
-) -> (Option<Watch>, Outcome<Usage>) {
-    let (start, mut wait) = (Instant::now(), limit.map_or(FIRST_LOOK, |limit| FIRST_LOOK.min(limit / 2)));
-    let (mut watch, mut usage) = (None::<Watch>, no_coverage());
+impl Subject {
+    fn find(&self) -> Option<i32> {
+        if self.only.is_empty() { Some(self.root) } else { named_below(self.root, &self.only) }
+    }
+}
+
+/// The observations of a command's memory.
+struct Seen {
+    watch: Option<Watch>,
+    usage: Outcome<Usage>,
+    /// The process that was found by its name.
+    named: Option<String>,
+}
+
+impl Seen {
+    fn nothing(only: &[String]) -> Self {
+        Self { watch: None, usage: too_soon(only), named: None }
+    }
+}
+
+/// Looks at the command's memory until it ends, in a thread that can only read. A named process that ends before its first
+/// look is replaced by the next one.
+fn look(subject: &Subject, stall: Duration, limit: Option<Duration>, end: &mpsc::Receiver<()>) -> Seen {
+    let start = Instant::now();
+    let first = limit.map_or(FIRST_LOOK, |limit| FIRST_LOOK.min(limit / 2));
+    let mut seen = Seen::nothing(&subject.only);
+    let mut found = subject.only.is_empty().then_some((subject.root, start));
+    let mut wait = if found.is_some() { first } else { SEARCH };
     while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
-        if watch.is_none() {
-            watch = Some(Watch::start(Rounds::open_command(pid, start, limit, stall)));
-            // A right that cannot be dropped is kept: the command still runs.
-            let _ = confine(Reads::Processes);
+        let is_over = limit.is_some_and(|limit| start.elapsed() >= limit);
+        match found {
+            None => {
+                found = subject.find().map(|pid| (pid, Instant::now()));
+                wait = if found.is_some() { first } else { SEARCH };
+            }
+            Some((pid, since)) => {
+                let looked = coverage(pid);
+                let is_there = matches!(looked, Outcome::Measured(_)) || subject.only.is_empty();
+                if seen.watch.is_none() && is_there {
+                    seen.watch = Some(Watch::start(Rounds::open_command(pid, since, limit, stall)));
+                    // A right that cannot be dropped is kept: the command still runs.
+                    let _ = confine(Reads::Processes);
+                    seen.named = (!subject.only.is_empty()).then(|| process_name_in_time(pid));
+                }
+                if matches!(looked, Outcome::Measured(_)) {
+                    seen.usage = looked;
+                } else if seen.watch.is_none() {
+                    found = None;
+                }
+                wait = if found.is_some() { (2 * wait).min(Duration::from_secs(2)) } else { SEARCH };
+            }
         }
-        if let measured @ Outcome::Measured(_) = coverage(pid) {
-            usage = measured;
-        }
-        if limit.is_some_and(|limit| start.elapsed() >= limit) {
+        if is_over {
             break;
         }
-        wait = (2 * wait).min(Duration::from_secs(2));
     }
-    (watch, usage)
+    seen
 }
 
 /// Forwards this process's signals to the command. The terminal sends the signals of its keys to both, so these are not

@@ -67,7 +67,11 @@ pub fn command(kinds: &[Kind], args: &StatArgs) -> anyhow::Result<(Option<Compar
     let mut start: Vec<OsString> = vec![own, "run".into()];
     start.extend(options.iter().map(OsString::from));
     // The comparison covers the whole run, so everything is lifted at the start.
-    start.extend(["--start-cost=any".into(), "--".into()]);
+    start.push("--start-cost=any".into());
+    if !args.only.is_empty() {
+        start.push(format!("--only={}", args.only.join(",")).into());
+    }
+    start.push("--".into());
     start.extend(args.command.iter().cloned());
     let Ran { report, end } = runs.measure(&start, args)?;
     let lifted = match report {

@@ -31,6 +31,7 @@ pub fn measure(time: Duration, interrupted: &Arc<AtomicBool>) -> anyhow::Result<
         version: VERSION,
         what: "all CPUs".to_owned(),
         pid: None,
+        memory_of: None,
         seconds,
         ended_early,
         activity: Outcome::Measured(activity()?.since(&before)),

@@ -60,6 +60,7 @@ pub fn measure(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<Atom
         version: VERSION,
         what: name,
         pid: Some(pid),
+        memory_of: None,
         seconds,
         ended_early,
         activity: Outcome::Measured(last.since(&before)),

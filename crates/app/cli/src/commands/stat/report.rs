@@ -83,6 +83,9 @@ pub struct Report {
     pub what: String,
     /// The process.
     pub pid: Option<i32>,
+    /// The process whose memory was examined, if it was found by its name (`--only`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_of: Option<String>,
     /// Seconds measured.
     pub seconds: f64,
     /// Why the measurement ended before its time.
