@@ -89,7 +89,7 @@ impl Cell {
     fn words(self, server: &str) -> Vec<String> {
         let percent = self.percent.to_string();
         let load =
-            ["--load", "redis://127.0.0.1:{port}?query=PING", "--clients", "2", "--settle", "5", "--window", "30"];
+            ["--load", "redis://127.0.0.1:{port}?query=PING", "--clients", "2", "--settle", "5ms", "--window", "30ms"];
         match self.design {
             Design::Toggle => {
                 let switches = ["--toggle", "--steady", "--toggle-with", "kill -USR1 {pid}", "kill -USR2 {pid}"];

@@ -19,7 +19,7 @@ use test_support::{Context, Ending, Need, Output, Program, Session, View, main_o
 /// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
 /// Short windows: the tests check events, not speed.
-const SHORT: [&str; 6] = ["--pages", "thp", "--window", "20", "--settle", "5"];
+const SHORT: [&str; 6] = ["--pages", "thp", "--window", "20ms", "--settle", "5ms"];
 const LONG: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -153,7 +153,7 @@ fn interrupted_at_a_terminal(t: &Context) -> Result<()> {
         let switch = |word: &str| format!("sleep 0.05; echo {word} >> {}", log.display());
         let (on, off) = (switch("on"), switch("off"));
         let work = format!("sleep 0.02; od -An -tu8 -N8 {}", steps(t).display());
-        let words = ["bench", "--toggle", &pid, "--toggle-with", &on, &off, "--work", &work, "--window", "20", "-o"];
+        let words = ["bench", "--toggle", &pid, "--toggle-with", &on, &off, "--work", &work, "--window", "20ms", "-o"];
         let mut command = t.pagelift(&words)?;
         command.arg(&record);
         let running = t.session(command)?;
@@ -270,7 +270,7 @@ fn by_commands(t: &Context) -> Result<()> {
     let session = started(t)?;
     let pid = session.pid().to_string();
     let (on, off) = (format!("kill -USR1 {pid}"), format!("kill -USR2 {pid}"));
-    let words = ["bench", "--toggle", &pid, "--toggle-with", &on, &off, "--window", "20", "--for", "2", "--json"];
+    let words = ["bench", "--toggle", &pid, "--toggle-with", &on, &off, "--window", "20ms", "--for", "2", "--json"];
     let output = t.run(t.pagelift(&words)?)?.success()?;
     let answer: Value = serde_json::from_str(&output.stdout)?;
     ensure!(answer["header"]["arms"][0] == "switched" && answer["blocks"].as_u64() > Some(1), "{answer}");
@@ -284,7 +284,8 @@ fn ordinary_user(t: &Context) -> Result<()> {
     command.args(["-c", "while sleep 0.01; do :; done"]).uid(NOBODY).gid(NOBODY).current_dir("/");
     let session = t.session(command)?;
     let pid = session.pid().to_string();
-    let words = ["bench", "--toggle", &pid, "--toggle-with", "true", "true", "--window", "40", "--for", "2", "--json"];
+    let words =
+        ["bench", "--toggle", &pid, "--toggle-with", "true", "true", "--window", "40ms", "--for", "2", "--json"];
     let mut command = t.pagelift(&words)?;
     command.uid(NOBODY).gid(NOBODY).current_dir("/");
     let output = t.run(command)?.success()?;

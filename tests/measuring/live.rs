@@ -37,9 +37,9 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-const SHORT: [&str; 4] = ["--window", "30", "--for", "8"];
+const SHORT: [&str; 4] = ["--window", "30ms", "--for", "8"];
 /// Options of a run that switches nothing, for programs without a whole huge page of code.
-const BY_NOTHING: [&str; 7] = ["--toggle-with", "true", "true", "--window", "30", "--for", "8"];
+const BY_NOTHING: [&str; 7] = ["--toggle-with", "true", "true", "--window", "30ms", "--for", "8"];
 const REDIS: [&str; 8] = ["--", "redis-server", "--port", "{port}", "--save", "", "--dir", "{dir}"];
 const GET: &str = "redis://127.0.0.1:{port}?query=GET key:{1..1000}";
 
@@ -69,7 +69,7 @@ fn known_truth(t: &Context) -> Result<()> {
     let mut missed = Vec::new();
     for seed in ["5", "6", "7"] {
         let switches = ["--toggle", "--steady", "--toggle-with", "kill -USR1 {pid}", "kill -USR2 {pid}"];
-        let load = ["--load", "redis://127.0.0.1:{port}?query=PING", "--clients", "2", "--window", "30"];
+        let load = ["--load", "redis://127.0.0.1:{port}?query=PING", "--clients", "2", "--window", "30ms"];
         let more = ["--for", "5", "--seed", seed, "--json", "--"];
         let output = bench(t, &[&switches[..], &load, &more, &words, &["10"]].concat())?.success()?;
         let answer: Value = serde_json::from_str(&output.stdout)?;
@@ -134,10 +134,10 @@ fn postgres(t: &Context) -> Result<()> {
     let server: Vec<&str> = server.split_whitespace().collect();
     let start = ["--prepare", &prepare, "--load", load, "--clients", "2"];
     // A busy backend updates its counters once a second.
-    let by_nothing = ["--toggle-with", "true", "true", "--window", "1500", "--for", "10"];
+    let by_nothing = ["--toggle-with", "true", "true", "--window", "1500ms", "--for", "10"];
     let (_, lines) = recorded(t, &[&start[..], &["--work", work], &by_nothing].concat(), &server)?;
     ensure!(lines[0]["unit"] == "transactions", "{}", lines[0]);
-    let lifted = ["--pages", "thp", "--window", "100", "--for", "10"];
+    let lifted = ["--pages", "thp", "--window", "100ms", "--for", "10"];
     let (_, lines) = recorded(t, &[&start[..], &lifted].concat(), &server)?;
     is_lifted(&lines, "queries")?;
     let largest = |name: &str| lines.iter().filter_map(|line| line["switch"][name].as_u64()).max().unwrap_or(0);
@@ -199,8 +199,8 @@ fn steps(t: &Context) -> Result<Vec<String>> {
 /// Toggles the program with these options.
 fn arms_of_steps(t: &Context, words: &[&str], store: Option<&Path>) -> Result<Output> {
     let mut command =
-        t.pagelift(&[&["bench", "--toggle", "--steady", "--json", "--window", "20"][..], words].concat())?;
-    command.args(["--settle", "5"]).args(steps(t)?);
+        t.pagelift(&[&["bench", "--toggle", "--steady", "--json", "--window", "20ms"][..], words].concat())?;
+    command.args(["--settle", "5ms"]).args(steps(t)?);
     if let Some(store) = store {
         command.env("PAGELIFT_STORE", store);
     }
@@ -261,7 +261,7 @@ fn failures(t: &Context) -> Result<()> {
     ];
     for (options, server, expected) in cases {
         let command = if server.is_empty() { vec![] } else { [&["--"], server].concat() };
-        let output = bench(t, &[options, &switches, &["--window", "10", "--for", "100"], &command].concat())?;
+        let output = bench(t, &[options, &switches, &["--window", "10ms", "--for", "100"], &command].concat())?;
         ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(expected), "{options:?}: {output:?}");
     }
     Ok(())
@@ -272,7 +272,7 @@ fn interrupted(t: &Context) -> Result<()> {
     let program = server(10, 0.0)?;
     let words: Vec<&str> = program.split_whitespace().map(|word| word.trim_matches('\'')).collect();
     let options = ["bench", "--toggle", "--toggle-with", "true", "true", "--load", "sleep 1000", "--for", "1h"];
-    let mut command = t.pagelift(&[&options[..], &["--work", "date +%s%N", "--window", "20", "-o"]].concat())?;
+    let mut command = t.pagelift(&[&options[..], &["--work", "date +%s%N", "--window", "20ms", "-o"]].concat())?;
     command.arg(&record).arg("--").args(words);
     let running = t.session(command)?;
     poll_until(LONG, "a block", || blocks_in(&record) >= 1)?;

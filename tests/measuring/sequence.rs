@@ -45,7 +45,7 @@ fn started(t: &Context, known: Known) -> Result<Session> {
 
 /// The words of a measurement that switches the program by signals.
 fn words(t: &Context, pid: u32) -> Vec<String> {
-    let switches = ["--toggle-with", "kill -USR1 {pid}", "kill -USR2 {pid}", "--window", "60", "--settle", "5"];
+    let switches = ["--toggle-with", "kill -USR1 {pid}", "kill -USR2 {pid}", "--window", "60ms", "--settle", "5ms"];
     let work = format!("cat '{}'", t.folder().join("units").display());
     let all = ["measure-lift"].into_iter().chain(switches).chain(["--work", &work]);
     all.map(str::to_owned).chain([pid.to_string()]).collect()
@@ -122,7 +122,7 @@ fn forks(t: &Context) -> Result<()> {
     let program = t.session(Program::named("measuring/forks_while_it_works.c")?.command()?)?;
     program.wait_for_line("ready")?;
     let pid = program.pid();
-    let lift = ["measure-lift", "--pages", "thp", "--lift", "text,rodata", "--window", "50", "--settle", "5"];
+    let lift = ["measure-lift", "--pages", "thp", "--lift", "text,rodata", "--window", "50ms", "--settle", "5ms"];
     t.run(t.pagelift(&[&lift[..], &["--for", "3", &pid.to_string()]].concat())?)?.success()?;
     // From now on, children are forked from a plain process.
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;

@@ -38,7 +38,7 @@ pub fn server(microseconds: u32, percent: f64) -> Result<String> {
 }
 
 pub fn bench(t: &Context, words: &[&str]) -> Result<Output> {
-    let output = t.run(t.pagelift(&[&["bench", "--settle", "5"], words].concat())?)?;
+    let output = t.run(t.pagelift(&[&["bench", "--settle", "5ms"], words].concat())?)?;
     nothing_is_left(t)?;
     Ok(output)
 }
@@ -62,7 +62,7 @@ fn known_truth(t: &Context, percent: f64) -> Result<()> {
     let truth = 1.0 / (1.0 + percent / 100.0);
     let mut missed = Vec::new();
     for seed in ["5", "6", "7"] {
-        let more = ["--clients", "2", "--window", "60", "--starts", "4", "--for", "7", "--seed", seed, "--json"];
+        let more = ["--clients", "2", "--window", "60ms", "--starts", "4", "--for", "7", "--seed", seed, "--json"];
         let answer = answer(bench(t, &[&words[..], &more].concat())?)?;
         let latency = &answer["latency"];
         waits_at_least(&latency["arms"][0]["plain"], 1e-4)?;
@@ -99,7 +99,7 @@ fn redis(t: &Context) -> Result<()> {
     let record = t.folder().join("record").display().to_string();
     let load = "redis://127.0.0.1:{port}?query=SET key:{1..1000} value";
     let words =
-        ["--server", REDIS, "--against", REDIS, "--load", load, "--window", "30", "--starts", "2", "--for", "2"];
+        ["--server", REDIS, "--against", REDIS, "--load", load, "--window", "30ms", "--starts", "2", "--for", "2"];
     let output = bench(t, &[&words[..], &["-o", &record, "--per", "time"]].concat())?.success()?;
     ensure!(output.stdout.contains("commands per second"), "{output:?}");
     ensure!(output.stdout.contains(" (plain "), "{output:?}");
@@ -115,7 +115,7 @@ fn redis(t: &Context) -> Result<()> {
 /// The heap of a server is a lift, although its code fills no huge page.
 fn redis_heap(t: &Context) -> Result<()> {
     let load = "redis://127.0.0.1:{port}?query=SET key:{1..1000} value";
-    let words = ["--heap=auto", "--server", REDIS, "--load", load, "--window", "30", "--starts", "1", "--for", "1"];
+    let words = ["--heap=auto", "--server", REDIS, "--load", load, "--window", "30ms", "--starts", "1", "--for", "1"];
     let output = bench(t, &words)?.success()?;
     ensure!(output.stdout.contains("lifted: ") && !output.stdout.contains("0 blocks of four"), "{output:?}");
     Ok(())
@@ -135,7 +135,7 @@ fn redis_benchmark(t: &Context) -> Result<()> {
 /// The lifted server is lifted, and both servers do the work.
 fn lifted(t: &Context, words: &[&str]) -> Result<()> {
     let record = t.folder().join("record").display().to_string();
-    let more = ["--pages", "thp", "--window", "30", "--starts", "1", "--for", "3", "-o", &record];
+    let more = ["--pages", "thp", "--window", "30ms", "--starts", "1", "--for", "3", "-o", &record];
     bench(t, &[words, &more].concat())?.success()?;
     let lines = fs::read_to_string(&record)?.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
     let lift = lines.iter().find_map(|line| line["observed"]["lift"]["covered"].as_u64()).context("no lift")?;
@@ -181,7 +181,7 @@ fn http(t: &Context) -> Result<()> {
     let load = "http://127.0.0.1:{port}/file";
     let words = ["--server", server, "--against", server, "--load", load, "--prepare", "echo text > {dir}/file"];
     let answer =
-        answer(bench(t, &[&words[..], &["--starts", "1", "--for", "2", "--window", "30", "--json"]].concat())?)?;
+        answer(bench(t, &[&words[..], &["--starts", "1", "--for", "2", "--window", "30ms", "--json"]].concat())?)?;
     ensure!(answer["header"]["unit"] == "requests" && answer["blocks"].as_u64() > Some(1), "{answer}");
     Ok(())
 }
@@ -219,7 +219,7 @@ fn failures(t: &Context) -> Result<()> {
     ];
     for (words, expected) in cases {
         // A second server of the same kind: this test does not depend on a lift.
-        let words = [words, &["--against", words[1], "--window", "10", "--for", "100"]].concat();
+        let words = [words, &["--against", words[1], "--window", "10ms", "--for", "100"]].concat();
         let output = bench(t, &words)?;
         ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(expected), "{words:?}: {output:?}");
     }

@@ -151,13 +151,13 @@ fn ordinary_user(t: &Context) -> Result<()> {
 
 fn left_out(t: &Context) -> Result<()> {
     let session = started(t)?;
-    let report = stat_while_it_runs(t, session.pid(), &["--stall", "1"])?;
+    let report = stat_while_it_runs(t, session.pid(), &["--stall", "1ms"])?;
     let set = &report["marks"]["measured"]["working_set"];
     ensure!(set["cleared"] == "files" && set["left_out"]["anonymous"].as_u64() > Some(HEAP * 4096), "{set}");
     ensure!(set["walks"].is_null() && set["curve"][0]["parts"]["anonymous"].is_null(), "{set}");
     within("code", marked(&report, "code")?, CODE)?;
     let pid = session.pid().to_string();
-    let text = t.run(t.pagelift(&["stat", "--for", "0.5", "--stall", "1", "-p", &pid])?)?.success()?.stdout;
+    let text = t.run(t.pagelift(&["stat", "--for", "0.5", "--stall", "1ms", "-p", &pid])?)?.success()?.stdout;
     ensure!(text.contains("left out: ") && text.contains("; fix: --stall "), "{text}");
     let none = stat(t, session.pid(), &["--stall", "0"])?;
     ensure!(none["marks"]["not_measured"] == "--stall 0", "{}", none["marks"]);

@@ -219,8 +219,8 @@ fn bench_of_a_server(t: &Context) -> Result<()> {
     let program = Program::named("measuring/answers_at_a_price.c")?.build()?;
     let server = format!("'{}' {{port}} 0 0 0 64", program.display());
     let load = "redis://127.0.0.1:{port}?query=PING";
-    let words = ["bench", "--settle", "5", "--server", &server, "--arms", "calm", "--load", load, "--clients", "3"];
-    let more = ["--window", "60", "--starts", "2", "--for", "6", "--json"];
+    let words = ["bench", "--settle", "5ms", "--server", &server, "--arms", "calm", "--load", load, "--clients", "3"];
+    let more = ["--window", "60ms", "--starts", "2", "--for", "6", "--json"];
     let output = t.run(t.pagelift(&[&words[..], &more].concat())?)?.success()?;
     compares_with_the_cure(&serde_json::from_str(&output.stdout)?)
 }

@@ -268,8 +268,24 @@ fn with_sections(mut command: Command, path: &str) -> Command {
         with_sections(inner, &path)
     });
     let Some(text) = sections(path) else { return command };
+    let text = units(&command) + &text;
     let notes = command.get_after_help().map(|notes| format!("{notes}\n\n")).unwrap_or_default();
     command.after_help(notes + &text)
+}
+
+/// The section about the units of a command's times and sizes; empty if it takes none.
+fn units(command: &Command) -> String {
+    let takes = |name: &str| {
+        let named = |arg: &clap::Arg| arg.get_value_names().is_some_and(|names| names.iter().any(|own| own == name));
+        command.get_arguments().any(|arg| !arg.is_hide_set() && named(arg))
+    };
+    let lines = [
+        ("TIME", "500ms, 90s, 5m, 2h or 7d; a number alone is in seconds, or refused"),
+        ("SIZE", "64K, 2M or 1.5G, in powers of 1024; a number alone is in bytes"),
+    ];
+    let shown: Vec<_> = lines.iter().filter(|(name, _)| takes(name)).collect();
+    let lines: String = shown.iter().map(|(name, meaning)| format!("  {name:<5}  {meaning}\n")).collect();
+    if lines.is_empty() { lines } else { format!("Units:\n{lines}\n") }
 }
 
 /// The sections of a command as text.
@@ -365,6 +381,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn commands_with_times_and_sizes_name_their_units() {
+        let cli = definition::<Cli>();
+        let help = |name: &str| cli.clone().find_subcommand_mut(name).unwrap().render_help().to_string();
+        let (time, size) = ("\n  TIME   500ms, 90s", "\n  SIZE   64K, 2M");
+        assert!(help("run").contains("\nUnits:\n  TIME") && help("run").contains(size));
+        assert!(help("attach").contains("\nUnits:\n  SIZE") && !help("attach").contains(time));
+        assert!(!help("detach").contains("Units:"));
     }
 
     #[test]

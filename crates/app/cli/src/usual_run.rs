@@ -7,8 +7,8 @@
 use crate::arguments::cost::CostArgs;
 use crate::arguments::heap::HeapArgs;
 use crate::arguments::policy::PolicyArgs;
+use crate::arguments::size::size;
 use crate::definition::{OutcomeArgs, RunArgs};
-use address_space::parse_bytes;
 use options::{Choice, CostShare, Edges, HeapPages, Kind, Kinds, Pages, Prepare, WritablePages};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ fn set<'a>(
         "--cost" => args.cost.cost = value()?.parse().ok()?,
         "--prepare" => args.prepare = Prepare::from_word(value()?).ok()?,
         "--heap" => args.heap.heap = value()?.parse().ok()?,
-        "--heap-reserve" => args.heap.heap_reserve = Some(parse_bytes(value()?).ok()?),
+        "--heap-reserve" => args.heap.heap_reserve = Some(size(value()?).ok()?),
         "--report" => args.outcome.report = Some(PathBuf::from(value()?)),
         _ => return None,
     }

@@ -26,6 +26,6 @@ pub use names::{is_named, matches, program_names};
 pub use numa::Numa;
 pub use payment::{CostShare, StartCost};
 pub use policy::{Edges, ObjectChoice, Pages, Policy, Prepare, WritablePages};
-pub use time::{TimeRange, TimeUnit, time_word};
+pub use time::{TimeRange, time_word};
 pub use variable::{VARIABLE, Variable};
 pub use words::WORDS;

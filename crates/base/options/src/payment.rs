@@ -1,6 +1,6 @@
 //! Limits on the cost of a lift: time at the start, and a share of CPU time later.
 
-use crate::time::{TimeRange, TimeUnit, decimal};
+use crate::time::{TimeRange, decimal};
 use alloc::format;
 use alloc::string::String;
 use core::fmt;
@@ -10,7 +10,7 @@ use core::time::Duration;
 /// The longest time that [`StartCost`] takes for a number.
 const LONGEST: Duration = Duration::from_secs(3600);
 /// Times that [`StartCost`] takes.
-const COSTS: TimeRange = TimeRange::new(Duration::ZERO, LONGEST, TimeUnit::Milliseconds);
+const COSTS: TimeRange = TimeRange::with_unit(Duration::ZERO, LONGEST);
 /// A share of one, in millionths.
 const WHOLE: u32 = 1_000_000;
 
@@ -40,7 +40,7 @@ impl fmt::Display for StartCost {
 
 impl FromStr for StartCost {
     type Err = String;
-    /// Reads `any`, or a time, which is in milliseconds if it has no unit: `5`, `5ms`, `0.5ms`, `2s`.
+    /// Reads `any`, or a time with its unit: `5ms`, `0.5ms`, `2s`.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "any" {
             return Ok(Self::Any);
@@ -101,8 +101,7 @@ mod tests {
 
     #[test]
     fn start_costs_are_read_as_they_are_written() {
-        let cases =
-            [("5", 5_000), ("5ms", 5_000), ("0.5ms", 500), ("2s", 2_000_000), ("0", 0), ("3600s", 3_600_000_000)];
+        let cases = [("5ms", 5_000), ("0.5ms", 500), ("2s", 2_000_000), ("0", 0), ("3600s", 3_600_000_000)];
         for (text, microseconds) in cases {
             let cost: StartCost = text.parse().unwrap();
             assert_eq!(cost, StartCost::AtMost(Duration::from_micros(microseconds)), "{text}");
@@ -110,6 +109,7 @@ mod tests {
         }
         assert_eq!("any".parse(), Ok(StartCost::Any));
         assert_eq!(StartCost::Any.to_string(), "any");
+        assert!("5".parse::<StartCost>().unwrap_err().starts_with("found `5` without a unit, needed a time "));
         for text in ["", "ms", "s", "-1", "+1", "1e3", "inf", "nan", "5 x", "3601s", "Any", "5%"] {
             assert!(text.parse::<StartCost>().unwrap_err().starts_with(&format!("found `{text}`, needed ")), "{text}");
         }

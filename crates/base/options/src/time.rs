@@ -9,61 +9,35 @@ use core::time::Duration;
 const UNITS: [(&str, u64); 7] = [
     ("ms", 1_000_000),
     ("us", 1_000),
-    ("min", TimeUnit::Seconds.nanoseconds() * 60),
-    ("s", TimeUnit::Seconds.nanoseconds()),
-    ("m", TimeUnit::Seconds.nanoseconds() * 60),
-    ("h", TimeUnit::Seconds.nanoseconds() * 3600),
-    ("d", TimeUnit::Days.nanoseconds()),
+    ("min", SECOND * 60),
+    ("s", SECOND),
+    ("m", SECOND * 60),
+    ("h", SECOND * 3600),
+    ("d", SECOND * 86_400),
 ];
 
-/// Unit of a number that is written alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TimeUnit {
-    /// Thousandths of a second.
-    Milliseconds,
-    /// Seconds.
-    Seconds,
-    /// Days of 24 hours.
-    Days,
-}
-
-impl TimeUnit {
-    const fn nanoseconds(self) -> u64 {
-        match self {
-            Self::Milliseconds => 1_000_000,
-            Self::Seconds => 1_000_000_000,
-            Self::Days => 86_400_000_000_000,
-        }
-    }
-}
-
-impl fmt::Display for TimeUnit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Milliseconds => "milliseconds",
-            Self::Seconds => "seconds",
-            Self::Days => "days",
-        })
-    }
-}
+/// Nanoseconds of a second.
+const SECOND: u64 = 1_000_000_000;
 
 /// The times that an option accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeRange {
     least: Duration,
     most: Duration,
-    alone: Option<TimeUnit>,
+    /// A number alone is in seconds.
+    has_seconds: bool,
 }
 
 impl TimeRange {
-    /// Times from `least` to `most`. A number alone has the unit `alone`.
-    pub const fn new(least: Duration, most: Duration, alone: TimeUnit) -> Self {
-        Self { least, most, alone: Some(alone) }
+    /// Times from `least` to `most`. A number alone is in seconds.
+    pub const fn new(least: Duration, most: Duration) -> Self {
+        Self { least, most, has_seconds: true }
     }
 
-    /// Times up to `most`. A number alone is an error.
-    pub const fn with_unit(most: Duration) -> Self {
-        Self { least: Duration::ZERO, most, alone: None }
+    /// Times from `least` to `most` of options whose times are usually much shorter or longer than seconds. A number alone is
+    /// an error, except 0.
+    pub const fn with_unit(least: Duration, most: Duration) -> Self {
+        Self { least, most, has_seconds: false }
     }
 
     /// Reads a decimal number and its unit: `400ms`, `1.5s`, `90 s`, `5m`, `5min`, `2h`, `30d`.
@@ -72,12 +46,16 @@ impl TimeRange {
     /// The text is no time, or not in the range. The message has the range and examples.
     pub fn read(&self, text: &str) -> Result<Duration, String> {
         let time = self.time(text.trim()).filter(|time| (self.least..=self.most).contains(time));
-        time.ok_or_else(|| format!("found `{text}`, needed {self}"))
+        time.ok_or_else(|| match decimal(text.trim()) {
+            Some(_) if !self.has_seconds => format!("found `{text}` without a unit, needed {self}"),
+            _ => format!("found `{text}`, needed {self}"),
+        })
     }
 
     fn time(&self, text: &str) -> Option<Duration> {
         let with_unit = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
-        let (number, factor) = with_unit.or_else(|| Some((text, self.alone?.nanoseconds())))?;
+        let alone = || (self.has_seconds || decimal(text) == Some(0.0)).then_some((text, SECOND));
+        let (number, factor) = with_unit.or_else(alone)?;
         let nanoseconds = decimal(number.trim_end())? * factor as f64;
         // Above 2^53 the product is no longer exact to a nanosecond, which no option needs.
         (nanoseconds < u64::MAX as f64).then(|| Duration::from_nanos((nanoseconds + 0.5) as u64))
@@ -88,10 +66,7 @@ impl fmt::Display for TimeRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (least, most) = (time_word(self.least), time_word(self.most));
         write!(f, "a time from {least} to {most}, such as 500ms, 90s, 5m or 2h")?;
-        match self.alone {
-            Some(unit) => write!(f, "; a number alone is in {unit}"),
-            None => f.write_str(", with its unit"),
-        }
+        f.write_str(if self.has_seconds { "; a number alone is in seconds" } else { ", with its unit" })
     }
 }
 
@@ -125,7 +100,7 @@ mod tests {
     use proptest::prelude::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
-    const SECONDS: TimeRange = TimeRange::new(Duration::from_millis(100), HOUR, TimeUnit::Seconds);
+    const SECONDS: TimeRange = TimeRange::new(Duration::from_millis(100), HOUR);
 
     #[test]
     fn times_have_a_number_and_a_unit() {
@@ -151,16 +126,13 @@ mod tests {
     }
 
     #[test]
-    fn a_number_alone_has_the_unit_of_the_option() {
-        let read = |alone, text| TimeRange::new(Duration::ZERO, Duration::from_secs(1 << 30), alone).read(text);
-        assert_eq!(read(TimeUnit::Milliseconds, "400"), Ok(Duration::from_millis(400)));
-        assert_eq!(read(TimeUnit::Days, "30"), Ok(24 * 30 * HOUR));
-        assert_eq!(read(TimeUnit::Milliseconds, "30d"), Ok(24 * 30 * HOUR));
-        let with_unit = TimeRange::with_unit(HOUR);
+    fn a_number_alone_is_in_seconds_or_refused() {
+        let with_unit = TimeRange::with_unit(Duration::ZERO, HOUR);
         assert_eq!(with_unit.read("5m"), Ok(HOUR / 12));
-        assert!(
-            with_unit.read("5").unwrap_err().ends_with("from 0s to 1h, such as 500ms, 90s, 5m or 2h, with its unit")
-        );
+        assert_eq!([with_unit.read("0"), with_unit.read("0ms")], [Ok(Duration::ZERO), Ok(Duration::ZERO)]);
+        let needed = "a time from 0s to 1h, such as 500ms, 90s, 5m or 2h, with its unit";
+        assert_eq!(with_unit.read("400").unwrap_err(), format!("found `400` without a unit, needed {needed}"));
+        assert_eq!(with_unit.read("2h").unwrap_err(), format!("found `2h`, needed {needed}"));
     }
 
     proptest! {
@@ -171,7 +143,7 @@ mod tests {
 
         #[test]
         fn a_written_time_is_read_again(milliseconds in 0..1_000_000_000_u64) {
-            let (time, all) = (Duration::from_millis(milliseconds), TimeRange::with_unit(Duration::from_secs(1 << 30)));
+            let (time, all) = (Duration::from_millis(milliseconds), TimeRange::with_unit(Duration::ZERO, Duration::from_secs(1 << 30)));
             prop_assert_eq!(all.read(&time_word(time)), Ok(time));
         }
     }

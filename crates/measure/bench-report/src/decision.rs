@@ -247,7 +247,7 @@ fn window(record: &Record) -> Vec<String> {
         return Vec::new();
     };
     let seconds = (CPU_OF_WINDOW / share).min(LONGEST_WINDOW);
-    vec![format!("--window {:.0}", (seconds * 10.0 - 1e-6).ceil() * 100.0)]
+    vec![format!("--window {:.0}ms", (seconds * 10.0 - 1e-6).ceil() * 100.0)]
 }
 
 /// The command that lifts for good; `None` if the arm is no lift.

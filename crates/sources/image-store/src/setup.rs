@@ -50,6 +50,7 @@ impl FromStr for StoreSize {
         }
         match parse_bytes(text) {
             Ok(0) => Err("a store of no bytes holds nothing; write 2G for example".to_owned()),
+            Ok(bytes @ ..4096) => Err(format!("found {bytes} bytes, needed a size such as 2G, or a share such as 25%")),
             Ok(bytes) => Ok(Self::Bytes(bytes)),
             Err(error) => Err(format!("{error}, or a share such as 25%")),
         }

@@ -18,7 +18,7 @@ impl TryFrom<String> for Time {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        TimeRange::with_unit(LONGEST).read(&text).map(Self)
+        TimeRange::with_unit(Duration::ZERO, LONGEST).read(&text).map(Self)
     }
 }
 

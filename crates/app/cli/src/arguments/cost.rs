@@ -7,8 +7,8 @@ use session::start::Payment;
 /// Options of `run` about the cost of a lift.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct CostArgs {
-    /// Maximum time for copying memory at the start, or any; a number without a unit is in milliseconds. A helper lifts
-    /// the rest when the program has used enough CPU time [default: 5ms with --pages auto; any with other pages or
+    /// Maximum time for copying memory at the start, or any. A helper lifts the rest when the program has used enough
+    /// CPU time [default: 5ms with --pages auto; any with other pages or
     /// --require].
     #[arg(long, value_name = "TIME")]
     pub start_cost: Option<StartCost>,
@@ -41,7 +41,7 @@ mod tests {
         assert_eq!(allowance(Some("any"), Pages::Auto, false), None);
         for pages in [Pages::Thp, Pages::Hugetlb, Pages::Image, Pages::File, Pages::FileThenImage] {
             assert_eq!(allowance(None, pages, false), None);
-            assert_eq!(allowance(Some("2"), pages, true), Some(Duration::from_millis(2)));
+            assert_eq!(allowance(Some("2ms"), pages, true), Some(Duration::from_millis(2)));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Options that concern the heap.
 
-use address_space::parse_bytes;
+use super::size::size;
 use clap::{Args, ValueEnum};
 use options::HeapPages;
 use session::heap::{Forced, HeapOptions};
@@ -33,7 +33,7 @@ pub struct HeapArgs {
     #[arg(long, value_name = "HOW", default_value = "off")]
     pub heap: HeapPages,
     /// Pool memory that the heap takes at the start [default: half of the pool's free pages].
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub heap_reserve: Option<u64>,
     /// Override the method that --heap chooses for the program's allocator.
     #[arg(long, value_enum, value_name = "WHICH")]

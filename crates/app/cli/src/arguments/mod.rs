@@ -7,5 +7,6 @@ pub mod measure_lift;
 pub mod policy;
 pub mod process;
 pub mod report;
+pub mod size;
 pub mod time;
 pub mod via;

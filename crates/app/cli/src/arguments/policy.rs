@@ -1,6 +1,7 @@
 //! The memory to lift, and its source: options that all planning commands share.
 
-use address_space::{PageSize, parse_bytes};
+use super::size::size;
+use address_space::PageSize;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args};
 use options::{Choice, Edges, Kind, Kinds, Numa, ObjectChoice, Pages, Policy, WritablePages};
@@ -60,7 +61,7 @@ pub struct PolicyArgs {
     #[arg(long, value_parser = choice::<Edges>(), default_value = "exact")]
     pub edges: Edges,
     /// Maximum memory that the lift may make resident.
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub max_memory: Option<u64>,
     /// NUMA nodes of the pages that the lift fills: `local` (the node of the CPU on which the program runs),
     /// `interleave` (all nodes of its cpuset in turn), or `node=NUMBER` [default: by the program's own memory policy

@@ -1,7 +1,7 @@
 //! Times on the command line.
 
 use clap::builder::TypedValueParser;
-use options::{TimeRange, TimeUnit};
+use options::TimeRange;
 use std::time::Duration;
 
 /// One day, which is the longest time of most measurements.
@@ -13,18 +13,18 @@ pub const LONGEST: Duration = Duration::from_secs(36_500 * 24 * 3600);
 
 /// Reads a time in a range; a number alone is in seconds.
 pub fn seconds(least: Duration, most: Duration) -> impl TypedValueParser<Value = Duration> {
-    parser(TimeRange::new(least, most, TimeUnit::Seconds))
+    parser(TimeRange::new(least, most))
 }
 
-/// Reads a time in a range; a number alone is in milliseconds.
+/// Reads a time in a range of milliseconds; a number alone is an error.
 pub fn milliseconds(least: u64, most: u64) -> impl TypedValueParser<Value = Duration> {
     let [least, most] = [least, most].map(Duration::from_millis);
-    parser(TimeRange::new(least, most, TimeUnit::Milliseconds))
+    parser(TimeRange::with_unit(least, most))
 }
 
-/// Reads a time of any length; a number alone is in days.
+/// Reads a time of any length, which is usually days; a number alone is an error.
 pub fn days() -> impl TypedValueParser<Value = Duration> {
-    parser(TimeRange::new(Duration::ZERO, LONGEST, TimeUnit::Days))
+    parser(TimeRange::with_unit(Duration::ZERO, LONGEST))
 }
 
 fn parser(range: TimeRange) -> impl TypedValueParser<Value = Duration> {

@@ -1,10 +1,10 @@
 //! `pagelift probe`.
 
+use crate::arguments::size::size;
 use crate::arguments::time::{SECOND, seconds};
 use crate::output::Output;
 use crate::say;
 use crate::text::probe::text;
-use address_space::parse_bytes;
 use anyhow::{bail, ensure};
 use clap::Args;
 use linux::pages::base_page;
@@ -20,7 +20,7 @@ pub struct ProbeArgs {
     pub time: Duration,
     /// The largest footprint, and half of the memory that is used for the time: 256M, 1G. Huge pages that a TLB of 1,024
     /// entries cannot hold any more need 4G.
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     pub memory: u64,
     /// Print JSON, with all points.
     #[arg(long)]

@@ -165,7 +165,7 @@ fn little_work_in_a_window_calls_for_longer_windows() {
     let advice = decision::advice(&idle);
     assert!(advice.headline.starts_with("Cannot tell yet: about "), "{advice:?}");
     assert!(advice.reason.contains("the program used 4 % of a CPU, 16 ms in each window"), "{advice:?}");
-    assert!(advice.next.as_ref().is_some_and(|next| next.to_string().ends_with(" --window 2500")), "{advice:?}");
+    assert!(advice.next.as_ref().is_some_and(|next| next.to_string().ends_with(" --window 2500ms")), "{advice:?}");
 }
 
 /// A record in which 99 % of the requests of the arm wait `factor` as long, and the windows of a control block differ by

@@ -4,6 +4,7 @@ use super::chosen::Chosen;
 use super::huge_page;
 use super::prepare::{describe, files_of_package, programs_of};
 use super::running::executed_by;
+use crate::arguments::size::size;
 use crate::arguments::time::{LONGEST, SECOND, seconds};
 use crate::commands::align::kept::{Layouts, is_read_only};
 use crate::commands::reading::limit_reads;
@@ -50,10 +51,6 @@ pub struct KeepArgs {
     /// Time between two checks.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = seconds(SECOND, LONGEST))]
     interval: Duration,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    address_space::parse_bytes(text).map_err(|error| error.to_string())
 }
 
 /// Keeps the listed files in huge folios.

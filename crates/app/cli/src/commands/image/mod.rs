@@ -3,13 +3,14 @@
 mod list;
 mod setup;
 
+use crate::arguments::size::size;
 use crate::arguments::time::days;
 use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
 use crate::text::number::{counted, of_all};
 use crate::text::unanswered;
-use address_space::{PageSize, format_bytes, parse_bytes};
+use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use image_store::{Collection, Form, Image, Layout, Request, Store, StoreError, Users, default_directory};
@@ -116,12 +117,11 @@ struct GcArgs {
     /// Only list the images that would be removed.
     #[arg(long)]
     dry_run: bool,
-    /// Also remove images that were not used for this time; a number without a unit is in days. Times of use are exact
-    /// to a day.
+    /// Also remove images that were not used for this time, such as 7d. Times of use are exact to a day.
     #[arg(long, alias = "unused-days", value_name = "TIME", default_value = "30d", value_parser = days())]
     unused_for: Duration,
     /// Also remove images that nobody maps, the longest unused first, until the others take at most this, 512M for example.
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     size: Option<u64>,
 }
 

@@ -3,12 +3,12 @@
 use super::lend::{self, Lending};
 use super::{lock, say_kubelet, say_note, settings};
 use crate::arguments::policy::PolicyArgs;
+use crate::arguments::size::size;
 use crate::exit::OWN_FAILURE;
 use crate::output::Output;
 use crate::say;
 use crate::signals::survive_closed_pipes;
 use crate::text::pool as text;
-use address_space::parse_bytes;
 use clap::Args;
 use machine_facts::base_page;
 use pools::{
@@ -44,7 +44,7 @@ pub struct ReserveArgs {
     #[arg(long)]
     drop_caches: bool,
     /// Minimum of available memory, even if a request is then not met [default: a sixteenth of all memory].
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     keep_free: Option<u64>,
     /// Also reserve the pages at every boot, by a systemd unit; `pagelift pool plan --uninstall` removes it.
     #[arg(long, conflicts_with_all = ["hold", "command"])]
