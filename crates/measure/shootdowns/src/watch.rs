@@ -184,7 +184,8 @@ impl Watch {
             let window = if are_many { SHORT_WINDOW.min(cycle) } else { cycle };
             before = now;
             self.measure_times(window, cycle);
-            self.read_rings(CYCLE);
+            // Stacks that are left are read after the watch.
+            self.read_rings(CYCLE.min(end.saturating_duration_since(Instant::now())));
             self.set_pace();
             if self.uses_read.elapsed() >= USES_READ {
                 self.read_usage();

@@ -5,7 +5,7 @@ use crate::arguments::process::{needs_option, process_number};
 use crate::arguments::time::{DAY, SECOND, seconds};
 use crate::exit::interruptions;
 use crate::output::Output;
-use crate::text::shootdowns::{live, text};
+use crate::text::shootdowns::{live, overrun, text};
 use anyhow::ensure;
 use clap::Args;
 use confinement::Reads;
@@ -25,7 +25,8 @@ pub struct ShootdownsArgs {
     /// Only for a message that names the option.
     #[arg(hide = true, value_name = "PID|NAME", value_parser = needs_option)]
     pub process: Option<i32>,
-    /// Time to watch: 10s, 5m [default: until Ctrl-C on a terminal, otherwise 10s].
+    /// Time to watch: 10s, 5m [default: until Ctrl-C on a terminal, otherwise 10s]. The result is shown up to two seconds
+    /// later, and later if the CPUs are busy; rates are of the watched time.
     #[arg(long = "for", value_name = "TIME", value_parser = seconds(SECOND, DAY))]
     pub time: Option<Duration>,
     /// Print JSON, with all processes, threads and call paths.
@@ -102,7 +103,8 @@ fn print_report(args: &ShootdownsArgs, watch: &mut Watch) -> anyhow::Result<()> 
     if args.json {
         out.print_json(&report)?;
     } else {
-        out.print(&text(&report.summary, &report.diagnoses, out.width()))?;
+        let late = args.time.and_then(|time| overrun(time, report.summary.seconds)).unwrap_or_default();
+        out.print(&(text(&report.summary, &report.diagnoses, out.width()) + &late))?;
     }
     Ok(())
 }

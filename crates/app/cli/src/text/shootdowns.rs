@@ -13,6 +13,7 @@ use shootdowns::summary::{LeftOut, PathSummary, ProcessSummary};
 use shootdowns::{Diagnosis, Evidence, Severity, Summary};
 use std::collections::HashSet;
 use std::fmt::Write;
+use std::time::Duration;
 
 /// Rows of processes.
 const MOST_PROCESSES: usize = 10;
@@ -52,6 +53,10 @@ Next
   measure it            pagelift bench --arms plain,calm -- CMD
   measure a server      pagelift bench --server CMD --arms calm --load LOAD
 ";
+/// A watch that is longer than the requested time by this factor and [`SHORT_DELAY`] is named.
+const LATE: f64 = 1.1;
+/// Seconds.
+const SHORT_DELAY: f64 = 0.2;
 /// Columns of a terminal that a name keeps at the least.
 const SHORTEST_NAME: usize = 6;
 
@@ -76,6 +81,18 @@ pub fn text(summary: &Summary, diagnoses: &[Diagnosis], width: Option<usize>) ->
     }
     prose += &notes(summary);
     head(summary, width) + &processes(summary, width) + &fitted(prose, width)
+}
+
+/// The note on a watch that was clearly longer than requested: this program did not get a CPU in time, or read the symbols of a
+/// large program.
+pub fn overrun(requested: Duration, watched: f64) -> Option<String> {
+    let requested = requested.as_secs_f64();
+    (watched > LATE * requested + SHORT_DELAY).then(|| {
+        format!(
+            "Note: watched for {watched:.1} s instead of {requested:.1} s, since reading samples took longer or the CPUs were busy; \
+             rates are per second of the watched time.\n"
+        )
+    })
 }
 
 /// True if `--calm` sets a variable for this process: not those for calloc alone.
@@ -432,6 +449,9 @@ fn notes(summary: &Summary) -> String {
             text,
             "Each one that was counted held its thread up for about {record:.1} µs, each stack for {stack:.1} µs."
         );
+    }
+    if summary.processes.iter().any(|process| process.call_seconds.is_some()) {
+        text += "Calls that began before the watch and ended after it are not in the time in calls.\n";
     }
     let lost = [
         (watching.lost_sent, "of senders"),

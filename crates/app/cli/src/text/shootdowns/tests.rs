@@ -38,6 +38,23 @@ fn summary(evidence: Evidence) -> Summary {
 }
 
 #[test]
+fn a_watch_that_took_longer_is_named() {
+    let of = |seconds, watched| overrun(Duration::from_secs(seconds), watched);
+    let note = of(10, 13.04).unwrap();
+    assert!(note.starts_with("Note: watched for 13.0 s instead of 10.0 s, since "), "{note}");
+    assert_eq!([of(10, 10.3), of(1, 1.1), of(10, 4.0)], [None, None, None], "on time, or ended by Ctrl-C");
+}
+
+#[test]
+fn the_time_in_calls_names_what_it_lacks() {
+    let lacks = "Calls that began before the watch and ended after it are not in the time in calls.";
+    let mut of_calls = summary(Evidence::TlbTracepoint);
+    assert!(text(&of_calls, &[], None).contains(lacks));
+    of_calls.processes.iter_mut().for_each(|process| process.call_seconds = None);
+    assert!(!text(&of_calls, &[], None).contains(lacks));
+}
+
+#[test]
 fn the_live_view_fits_into_its_terminal() {
     let summary = summary(Evidence::TlbTracepoint);
     for width in [60, 72, 80, 90, 100, 120, 200] {
