@@ -43,6 +43,8 @@ pub trait Kernel {
     /// # Errors
     /// The reason why nothing more is done in this segment.
     fn has_memory(&mut self, pid: i32, bytes: u64) -> Result<(), Reason>;
+    /// Is told that a block has added so many bytes to the memory of the process that was checked last.
+    fn added(&mut self, _bytes: u64) {}
     /// Checks that the tmpfs of a segment has room for `holes`.
     ///
     /// # Errors
@@ -402,7 +404,10 @@ impl<K: Kernel> Lifter<'_, K> {
             self.note_time(took);
         }
         match collapsed {
-            Ok(()) => Done::Lifted { held },
+            Ok(()) => {
+                self.kernel.added(held.adds(self.machine.huge));
+                Done::Lifted { held }
+            }
             Err(Refusal::Busy) => Done::Later(Reason::Busy { tries: self.budget.tries }),
             Err(Refusal::NoPage) => Done::Later(Reason::Fragmented),
             Err(Refusal::NotCharged) => Done::Refused(Reason::NotCharged),

@@ -24,10 +24,19 @@ impl<K: Ord> Margins<K> {
     /// # Errors
     /// The bytes that stay free, which would be used.
     pub fn check(&mut self, limit: K, left: u64, bytes: u64) -> Result<(), u64> {
+        self.check_beside(limit, left, bytes, u64::MAX)
+    }
+
+    /// As [`Margins::check`], if it is known that lifts have `added` so many bytes: what the programs have used themselves since
+    /// then is no longer room.
+    ///
+    /// # Errors
+    /// As for [`Margins::check`].
+    pub fn check_beside(&mut self, limit: K, left: u64, bytes: u64, added: u64) -> Result<(), u64> {
         let largest = self.largest.entry(limit).or_insert(left);
         // The limit was raised, or others need less.
         *largest = left.max(*largest);
-        let kept = *largest / STAYS_FREE;
+        let kept = left.saturating_add(added).min(*largest) / STAYS_FREE;
         if left.saturating_sub(bytes) < kept || bytes > left { Err(kept) } else { Ok(()) }
     }
 }

@@ -27,6 +27,7 @@ struct Simulated {
     /// The answer to checks of memory.
     memory: Option<Reason>,
     checks: Vec<u64>,
+    added: u64,
     swapped: BTreeMap<u64, u64>,
     /// Room of the tmpfs.
     room: Option<u64>,
@@ -69,6 +70,10 @@ impl Kernel for Simulated {
     fn has_memory(&mut self, _: i32, bytes: u64) -> Result<(), Reason> {
         self.checks.push(bytes / HUGE);
         self.memory.clone().map_or(Ok(()), Err)
+    }
+
+    fn added(&mut self, bytes: u64) {
+        self.added += bytes;
     }
 
     fn has_room(&mut self, _: usize, holes: u64) -> Result<(), Reason> {
@@ -278,6 +283,29 @@ fn half_of_the_room_at_the_first_look_stays_free_over_a_whole_lift() {
     }
     assert_eq!((left, margins.check("/cgroup", left, 8), margins.check("/other", 16, 8)), (52, Err(50), Ok(())));
     assert_eq!((margins.check("/full", 0, 0), margins.check("/full", 0, 1)), (Ok(()), Err(0)));
+}
+
+/// A program that fills a control group by itself has left less room for others, and full blocks need none.
+#[test]
+fn half_of_the_room_beside_the_program_stays_free() {
+    let mut margins = Margins::default();
+    let mut check = |left, bytes, added| margins.check_beside("/cgroup", left, bytes, added);
+    assert_eq!([check(100, 8, 0), check(30, 8, 0), check(16, 8, 0)], [Ok(()); 3]);
+    assert_eq!((check(14, 8, 0), check(8, 8, 0)), (Err(7), Err(4)));
+    assert_eq!((check(60, 8, 20), check(40, 8, 40), check(90, 40, 50)), (Ok(()), Err(40), Ok(())));
+    let (mut left, mut added) = (100, 0);
+    while check(left, 8, added).is_ok() {
+        (left, added) = (left - 8, added + 8);
+    }
+    assert_eq!((left, added), (52, 48));
+}
+
+#[test]
+fn what_blocks_add_is_told_to_the_kernel() {
+    let mut kernel = full(4);
+    kernel.data.insert(1, HUGE - 4096);
+    let (blocks, ..) = lifted(1, 4, &BUDGET, &mut kernel);
+    assert_eq!((blocks, kernel.added), (4, 4096));
 }
 
 #[test]

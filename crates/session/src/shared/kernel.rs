@@ -17,6 +17,7 @@ use nix::errno::Errno;
 use nix::unistd::{Pid, gettid};
 use process_view::{ObjectReader, ProcessFiles};
 use shared_memory::{Held, Kernel, Margins, Reason, Refusal, SegmentKey, Shown, View};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -28,6 +29,8 @@ const SHARE_LEFT_ALONE: u64 = 16;
 #[derive(Debug, Default)]
 pub(super) struct Rooms {
     of_cgroups: Margins<String>,
+    /// Bytes that the lifts have added to memory cgroups, by directory.
+    added: BTreeMap<String, u64>,
     pub of_tmpfs: Margins<(u32, u32)>,
     /// The lifts may compact memory.
     may_compact: bool,
@@ -48,6 +51,8 @@ pub(super) struct Live<'a> {
     /// Number of processes for which that was done.
     number_suspended: usize,
     rooms: &'a mut Rooms,
+    /// Directory of the memory cgroup that was checked last.
+    cgroup: Option<String>,
     huge: PageSize,
     begin: Instant,
     asking: Asking,
@@ -64,7 +69,7 @@ impl<'a> Live<'a> {
             }
         }
         let asking = Asking::default();
-        Self { family, suspended: None, number_suspended: 0, rooms, huge, begin, asking, tracer: None }
+        Self { family, suspended: None, number_suspended: 0, rooms, cgroup: None, huge, begin, asking, tracer: None }
     }
 
     /// Number of processes whose PR_SET_THP_DISABLE was suspended.
@@ -138,14 +143,23 @@ impl Kernel for Live<'_> {
 
     /// The new huge page is charged to the cgroup of the process that maps it, regardless of who was charged for the old pages.
     fn has_memory(&mut self, pid: i32, bytes: u64) -> Result<(), Reason> {
+        self.cgroup = None;
         if let Some((left, directory)) = memory_left(&System, pid) {
-            let checked = self.rooms.of_cgroups.check(directory.clone(), left, bytes);
+            let added = *self.rooms.added.entry(directory.clone()).or_default();
+            let checked = self.rooms.of_cgroups.check_beside(directory.clone(), left, bytes, added);
+            self.cgroup = Some(directory.clone());
             checked.map_err(|kept| Reason::CgroupLimit { directory, left, kept })?;
         }
         let meminfo = System.text("/proc/meminfo").unwrap_or_default();
         let field = |name| meminfo_bytes(&meminfo, name).unwrap_or(0);
         let (available, floor) = (field("MemAvailable"), field("MemTotal") / SHARE_LEFT_ALONE);
         if available < floor.saturating_add(bytes) { Err(Reason::MachineLow { available, floor }) } else { Ok(()) }
+    }
+
+    fn added(&mut self, bytes: u64) {
+        if let Some(added) = self.cgroup.as_ref().and_then(|directory| self.rooms.added.get_mut(directory)) {
+            *added = added.saturating_add(bytes);
+        }
     }
 
     fn has_room(&mut self, segment: usize, holes: u64) -> Result<(), Reason> {

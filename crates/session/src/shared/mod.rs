@@ -123,7 +123,7 @@ pub(crate) fn lift_for_user(pids: &[i32], options: InPlaceOptions<'_>) -> Result
     lift_within(pids, options, &mut Rooms::that_may_compact(), Turn::First).map(|(report, _)| report)
 }
 
-/// Lifts of the same memory, one after the other. Half of the room that the first ones found stays free.
+/// Lifts of the same memory, one after the other. Together they take at most half of the room beside the programs' own memory.
 pub(crate) struct RepeatedLift(Rooms);
 
 impl RepeatedLift {
