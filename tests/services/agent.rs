@@ -9,7 +9,8 @@ use std::process::Command;
 use std::time::Duration;
 use test_support::{Context, DebianRelease, Need, Program, Session, pack_uncompressed, packed_needs, poll_until};
 
-const SOON: Duration = Duration::from_secs(60);
+/// The agent waits while programs beside the tests use all CPUs.
+const SOON: Duration = Duration::from_secs(240);
 /// The longest wait for a measurement, which ends after 12 minutes at the latest.
 const LONG: Duration = Duration::from_secs(900);
 /// The longest life of Prometheus.
