@@ -7,7 +7,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
 use std::process::Command;
-use test_support::{Context, Need, Program, Session, Test, View, hold, make_small, process_field, test_case};
+use test_support::{
+    Context, Need, Program, Session, Test, View, hold, make_small, process_field, test_case, tracer_of,
+};
 
 const QUIET: [&str; 5] = ["-q", "--pages", "file", "--lift", "text,rodata"];
 
@@ -95,14 +97,14 @@ fn killed(t: &Context) -> Result<()> {
     let mut kills = 0;
     for round in 0..KILLS * 2 {
         let session = t.session(t.lifted(&QUIET, &Command::new(&path))?)?;
-        let tracer = || process_field(session.pid(), "TracerPid").and_then(|tracer| tracer.parse().ok()).unwrap_or(0);
+        let tracer = || tracer_of(session.pid());
         let said = || session.stdout_so_far().contains("ready");
-        while tracer() == 0 && !said() {}
+        while tracer().is_none() && !said() {}
         // If the helper has done its work, there is none to kill.
         for _ in 0..round % KILLS {
             tracer();
         }
-        if let helper @ 1.. = tracer() {
+        if let Some(helper) = tracer() {
             kills += u32::from(kill(Pid::from_raw(helper), Signal::SIGKILL).is_ok());
         }
         session.wait_for_line("ready")?;

@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
-use test_support::{Context, Need, Output, Program, Session, Test, copy_program, main_of, process_field, test_case};
+use test_support::{Context, Need, Output, Program, Session, Test, copy_program, main_of, test_case, tracer_of};
 
 /// Number of moments of each kind of start; `PAGELIFT_ROUNDS` replaces it.
 const ROUNDS: u64 = 30;
@@ -74,18 +74,12 @@ fn started(t: &Context, command: Command) -> Result<Session> {
     Ok(session)
 }
 
-/// The tracer of the process; 0 if there is none.
-fn tracer_of(session: &Session) -> i32 {
-    process_field(session.pid(), "TracerPid").and_then(|tracer| tracer.parse().ok()).unwrap_or(0)
-}
-
 /// The helper, as soon as it traces the process; `None` if the process ends before.
 fn helper_of(session: &mut Session) -> Result<Option<Pid>> {
     let started = Instant::now();
     while !session.has_ended()? {
         ensure!(started.elapsed() < LIMIT, "it neither is traced nor ends");
-        let tracer = tracer_of(session);
-        if tracer != 0 {
+        if let Some(tracer) = tracer_of(session.pid()) {
             return Ok(Some(Pid::from_raw(tracer)));
         }
     }
@@ -106,7 +100,7 @@ fn killed(t: &Context, options: &[&str], program: impl Fn() -> Result<Command>) 
             while since.elapsed() < moment {
                 std::hint::spin_loop();
             }
-            kills += u64::from(tracer_of(&session) != 0);
+            kills += u64::from(tracer_of(session.pid()).is_some());
             // A helper that has just ended traces nobody.
             let _ = kill(helper, Signal::SIGKILL);
         }
@@ -128,7 +122,7 @@ fn how_long_it_is_traced(t: &Context, lifted: &impl Fn() -> Result<Command>) -> 
         let mut session = started(t, lifted()?)?;
         let since = Instant::now();
         if helper_of(&mut session)?.is_some() {
-            while tracer_of(&session) != 0 && !session.has_ended()? {
+            while tracer_of(session.pid()).is_some() && !session.has_ended()? {
                 ensure!(since.elapsed() < LIMIT, "it is traced for ever");
             }
             longest = longest.max(since.elapsed());

@@ -21,6 +21,8 @@ runs() {
             TracerPid:) tracer=$value && break ;;
         esac
     done 2>/dev/null </proc/$1/status
+    # At the end of a tracing, the kernel shows the parent for a moment.
+    [ "$tracer" = $$ ] && tracer=0
     [ -n "$state" ] && [ "$state" != Z ] && [ "$state" != X ]
 }
 

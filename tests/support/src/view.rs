@@ -282,6 +282,14 @@ pub fn process_field(pid: u32, field: &str) -> Option<String> {
     Some(line.trim().to_owned())
 }
 
+/// The thread that traces a process, unless it is one of this test: at the end of a tracing, Linux 6.18 shows the parent for
+/// a moment (`ptrace_parent` reads it beside `__ptrace_unlink`), and a test that kills the tracer would kill itself.
+pub fn tracer_of(pid: u32) -> Option<i32> {
+    let tracer: i32 = process_field(pid, "TracerPid")?.parse().ok()?;
+    let is_own = fs::exists(format!("/proc/self/task/{tracer}")).unwrap_or(false);
+    (tracer != 0 && !is_own).then_some(tracer)
+}
+
 /// Waits until the process is in one of these states (`T` stopped, `t` stopped under a tracer, `Z` ended, `S` asleep).
 ///
 /// # Errors
