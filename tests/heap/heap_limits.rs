@@ -220,7 +220,7 @@ fn fills(t: &Context, kind: &str, megabytes: u32) -> Result<()> {
     Ok(())
 }
 
-/// 600 blocks of 4 KiB, each in a huge page of its own, take less than 3 MiB. The limit is far, and the rest of the heap stays on
+/// 600 blocks of 4 KiB, each in a separate huge page, take less than 3 MiB. The limit is far, and the rest of the heap stays on
 /// huge pages.
 fn little_blocks(t: &Context) -> Result<()> {
     let group = ControlGroup::with(t, Limit::Memory, 400 * MIB)?;

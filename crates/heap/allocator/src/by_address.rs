@@ -1,4 +1,4 @@
-//! A table of records by address: a hash table with linear probing, in a mapping of its own. A look-up, an insertion and a
+//! A table of records by address: a hash table with linear probing, in a separate mapping. A look-up, an insertion and a
 //! removal examine few places on average, however many records there are.
 
 use crate::sys::{map_anywhere, unmap};

@@ -70,7 +70,7 @@ pub struct Large {
     pub pool: Pool,
     /// Blocks that the program holds.
     held: ByAddress<Block>,
-    /// Number of these that are cut.
+    /// Number of held blocks that are cut.
     held_cut: usize,
     /// Free mappings, sorted by address: hardly more than [`MOST_KEPT`].
     kept: Table<Block>,

@@ -43,7 +43,7 @@ pub trait Kernel {
     /// # Errors
     /// The reason why nothing more is done in this segment.
     fn has_memory(&mut self, pid: i32, bytes: u64) -> Result<(), Reason>;
-    /// Is told that a block has added so many bytes to the memory of the process that was checked last.
+    /// Counts bytes that a block has added to the memory of the process that was checked last.
     fn added(&mut self, _bytes: u64) {}
     /// Checks that the tmpfs of a segment has room for `holes`.
     ///

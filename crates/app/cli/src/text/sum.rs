@@ -36,7 +36,7 @@ pub struct Sum {
     counted: BTreeSet<Started>,
     /// Processes that have not been lifted so far.
     not_lifted: BTreeSet<Started>,
-    /// The first processes of these, and their outcomes.
+    /// The first processes without a lift, and their outcomes.
     outcomes: Vec<(Started, String)>,
     /// The sum was printed: outcomes are printed one by one from then on.
     is_over: bool,
