@@ -3,12 +3,13 @@
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
 #include <malloc.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { KIB = 1 << 10, MIB = 1 << 20, STEP = 100 * KIB, MOST = 7 * MIB, MOST_MOVES = 2, BLOCKS = 6, MANY = 64, HUGE_PAGE = 2 * MIB };
+enum { KIB = 1 << 10, MIB = 1 << 20, STEP = 100 * KIB, MOST = 7 * MIB, MOST_MOVES = 2, BLOCKS = 6, MANY = 64, HUGE_PAGE = 2 * MIB, ODD = MIB + 64 * KIB };
 
 #define CHECK(condition)                                                  \
     do {                                                                  \
@@ -40,31 +41,34 @@ static void check_all(const char *block, size_t size, char value) {
         CHECK(block[at] == value);
 }
 
-/* The number of the block at an address; -1 if there is none. */
-static int block_at(char **blocks, const char *address) {
-    for (int i = 0; i < MANY; i++)
-        if (blocks[i] == address)
+/* The number of the block behind a block; -1 if there is none. A part of a page lies between them. */
+static int block_behind(char **blocks, int number) {
+    for (int i = 0; i < MANY; i++) {
+        ptrdiff_t distance = blocks[i] ? blocks[i] - blocks[number] : 0;
+        if (distance > 0 && distance < MIB + MIB / 2)
             return i;
+    }
     return -1;
 }
 
+/* Blocks of this size have one in 16 at the beginning of a huge page: each takes 18 parts of 64 KiB. */
 static void grow_at_the_beginning_of_a_huge_page(void) {
     char *blocks[MANY];
     for (int i = 0; i < MANY; i++) {
-        CHECK((blocks[i] = malloc(MIB)));
-        memset(blocks[i], i, MIB);
+        CHECK((blocks[i] = malloc(ODD)));
+        memset(blocks[i], i, ODD);
     }
     int grown = 0;
     for (int i = 0; i < MANY; i++) {
-        int behind = (uintptr_t)blocks[i] % HUGE_PAGE == 0 ? block_at(blocks, blocks[i] + MIB) : -1;
+        int behind = (uintptr_t)blocks[i] % HUGE_PAGE == 0 ? block_behind(blocks, i) : -1;
         if (behind < 0)
             continue;
         free(blocks[behind]);
         blocks[behind] = NULL;
-        CHECK(realloc(blocks[i], MIB + 5 * STEP) == blocks[i]);
-        CHECK(malloc_usable_size(blocks[i]) >= MIB + 5 * STEP);
-        memset(blocks[i] + MIB, i, 5 * STEP);
-        check_all(blocks[i], MIB + 5 * STEP, (char)i);
+        CHECK(realloc(blocks[i], ODD + 5 * STEP) == blocks[i]);
+        CHECK(malloc_usable_size(blocks[i]) >= ODD + 5 * STEP);
+        memset(blocks[i] + ODD, i, 5 * STEP);
+        check_all(blocks[i], ODD + 5 * STEP, (char)i);
         grown++;
     }
     CHECK(grown > 0);

@@ -20,8 +20,8 @@ pub const FEWEST_STACKS: f64 = 20.0;
 
 /// Maximum length of a command line, in bytes. Flags come first.
 const MOST_WORDS: usize = 64 << 10;
-/// Maximum length of an environment, in bytes. By default execve(2) takes 2 MiB for the words and the environment.
-const MOST_ENVIRONMENT: usize = 2 << 20;
+/// Maximum length of an environment, in bytes: half of what execve(2) takes by default for the words and the environment.
+const MOST_ENVIRONMENT: usize = 1 << 20;
 /// Memory of a word or variable beside its text.
 const EACH: usize = 128;
 
