@@ -9,8 +9,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 use test_support::{
-    Context, Kind, Need, Program, Session, Test, View, check_lifted, check_unlifted, default_huge_page, main_of,
-    poll_until, process_field, source_of, test_case,
+    Context, Kind, Need, Program, Session, Test, View, check_lifted, check_unlifted, copy_program, default_huge_page,
+    main_of, poll_until, process_field, source_of, test_case,
 };
 
 const PROGRAM: &str = "attach/sleeps_in_many_calls.c";
@@ -408,15 +408,17 @@ fn over_own_code(t: &Context) -> Result<()> {
 }
 
 fn all_of_a_name(t: &Context) -> Result<()> {
-    let sessions = [start(t)?, start(t)?];
-    let exe = fs::read_link(format!("/proc/{}/exe", sessions[0].pid()))?;
-    let name = exe.file_name().and_then(|name| name.to_str()).context("a name")?.to_owned();
-    pagelift(t, &["attach", "--pages", "thp", "--all", &name])?;
+    // A name that no other test has: these would find their programs lifted, or restored.
+    let name = "sleeping_twins";
+    let program = t.folder().join(name);
+    copy_program(t, &Program::named(PROGRAM)?.build()?, &program)?;
+    let sessions = [begin(t, Command::new(&program))?, begin(t, Command::new(&program))?];
+    pagelift(t, &["attach", "--pages", "thp", "--all", name])?;
     for session in &sessions {
         let view = View::of(session.pid())?;
         check_lifted(&view, view.executable()?, &[Kind::Text], default_huge_page()?, |_| source_of("thp", false))?;
     }
-    pagelift(t, &["detach", "--all", &name])?;
+    pagelift(t, &["detach", "--all", name])?;
     sessions.into_iter().try_for_each(|session| end(t, session))
 }
 

@@ -205,10 +205,12 @@ fn units(t: &Context) -> Result<()> {
 
 /// As started by a unit: the remaining capabilities suffice to read files and processes of other users.
 fn with_few_capabilities(t: &Context) -> Result<()> {
-    let program = large_program(t, "")?;
+    // A name that no other test has: the keeper prepares the files of all programs of that name.
+    let name = "kept_by_its_unit";
+    let program = t.folder().join(name);
+    fs::rename(large_program(t, "")?, &program)?;
     prepared(t, &program)?;
     make_small(&program)?;
-    let name = program.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     for unit in ["pagelift-cache.service.in", "pagelift-cache-lock.service.in"] {
         let text = fs::read_to_string(workspace().join("packaging/systemd").join(unit))?;
         let kept = text.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
