@@ -128,7 +128,7 @@ fn redis_benchmark(t: &Context) -> Result<()> {
     let fill = "redis-cli -p {port} set key:__rand_int__ 1";
     let words = ["--server", REDIS, "--against", REDIS, "--load", load, "--metric", metric, "--fill", fill];
     let answer = answer(bench(t, &[&words[..], &["--starts", "1", "--for", "3", "--json"]].concat())?)?;
-    ensure!(answer["header"]["unit"] == "operations" && answer["blocks"].as_u64() > Some(1), "{answer}");
+    ensure!(answer["header"]["unit"] == "operations" && answer["blocks"].as_u64() > Some(0), "{answer}");
     Ok(())
 }
 
@@ -182,7 +182,7 @@ fn http(t: &Context) -> Result<()> {
     let words = ["--server", server, "--against", server, "--load", load, "--prepare", "echo text > {dir}/file"];
     let answer =
         answer(bench(t, &[&words[..], &["--starts", "1", "--for", "2", "--window", "30ms", "--json"]].concat())?)?;
-    ensure!(answer["header"]["unit"] == "requests" && answer["blocks"].as_u64() > Some(1), "{answer}");
+    ensure!(answer["header"]["unit"] == "requests" && answer["blocks"].as_u64() > Some(0), "{answer}");
     Ok(())
 }
 

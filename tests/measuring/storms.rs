@@ -182,7 +182,7 @@ fn bench(t: &Context) -> Result<()> {
     let runs = t.folder().join("runs").display().to_string();
     let note = format!("echo \"tunables: $GLIBC_TUNABLES\" >> {runs}");
     let mut command =
-        t.pagelift(&["bench", "--arms", "plain,calm", "--for", "1", "--json", "--", "sh", "-c", &note])?;
+        t.pagelift(&["bench", "--arms", "plain,calm", "--for", "4", "--json", "--", "sh", "-c", &note])?;
     command.env_remove("GLIBC_TUNABLES");
     let answer: Value = serde_json::from_str(&t.run(command)?.success()?.stdout)?;
     ensure!(answer["header"]["arms"] == serde_json::json!(["calm"]), "{:#}", answer["header"]);
