@@ -11,7 +11,7 @@ use std::time::Duration;
 use test_support::{Context, Ending, Program, Session, View, poll_until};
 
 const PROGRAM: &str = "agent/serves_from_large_code.c";
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(240);
 /// The longest wait for a measurement, which ends after 12 minutes at the latest: a process uses 12 s of CPU time before it, and
 /// blocks may be dropped on a busy machine.
 pub const LONG: Duration = Duration::from_secs(900);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use test_support::{Context, Ending, Freezer, Need, Test, View, main_of_one_at_a_time, poll_until, test_case};
 
 /// The longest wait for an action of an agent that scans ten times a second.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(240);
 /// Number of times that an agent or its worker is killed; `PAGELIFT_ROUNDS` replaces it, by a number, or by a range such as
 /// `100..200` for a part of many rounds.
 const KILLS: u64 = 8;

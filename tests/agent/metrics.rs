@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 use test_support::{Context, Ending, poll_until};
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(240);
 const MOST_SERIES: usize = 200;
 
 /// The body of `GET /metrics`.

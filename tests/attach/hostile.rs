@@ -23,7 +23,7 @@ use test_support::{
 const NOBODY: u32 = 65534;
 const ROUNDS: &str = "PAGELIFT_ROUNDS";
 /// Time limit of a lift or a restore: one call that does not return, and all other waits.
-const BOUND: Duration = Duration::from_secs(45);
+const BOUND: Duration = Duration::from_secs(90);
 /// Time limit of a program, from its start to its end.
 const LIFETIME: Duration = Duration::from_secs(3600);
 const SIGKILL: i32 = Signal::SIGKILL as i32;
@@ -225,7 +225,7 @@ fn changes(t: &Context, what: &str) -> Result<()> {
     if std::env::var_os(ROUNDS).is_some() {
         println!("{what}: lifted in {lifted} of {count} rounds; the longest took {longest:.1?}");
     }
-    poll_until(Duration::from_secs(30), "it to be let go", || {
+    poll_until(Duration::from_secs(120), "it to be let go", || {
         process_field(session.pid(), "TracerPid").as_deref() == Some("0")
     })?;
     session.send("\n")?;

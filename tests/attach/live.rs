@@ -171,7 +171,7 @@ fn interrupted(t: &Context, program: &str) -> Result<()> {
 fn signalled(t: &Context, call: &str) -> Result<()> {
     const SIGNALS: usize = 8;
     const ATTEMPTS: usize = 400;
-    let limit = Duration::from_secs(30);
+    let limit = Duration::from_secs(120);
     let number = match call {
         "epoll_wait" => CALLS[0],
         "pause" => CALLS[1],
@@ -303,7 +303,7 @@ fn single_thread(t: &Context) -> Result<()> {
     sleeper.arg("5");
     let session = t.session(sleeper)?;
     let pid = session.pid().to_string();
-    poll_until(Duration::from_secs(30), "its sleep", || sleeps_in(session.pid(), libc::SYS_clock_nanosleep))?;
+    poll_until(Duration::from_secs(120), "its sleep", || sleeps_in(session.pid(), libc::SYS_clock_nanosleep))?;
     pagelift(t, &["attach", "--objects", "all", &pid])?;
     let output = session.finish()?.success()?;
     // No upper bound: the session has its own time limit, and the delay depends on the machine.
@@ -371,7 +371,7 @@ fn refused(t: &Context) -> Result<()> {
         let tracer = strace.pid().to_string();
         let thread = traced[1].parse()?;
         let is_there = || process_field(thread, "TracerPid").as_deref() == Some(&tracer);
-        poll_until(Duration::from_secs(30), "strace", is_there)?;
+        poll_until(Duration::from_secs(120), "strace", is_there)?;
         // Writable memory is collapsed without a stop.
         let refused = t.run(t.pagelift(&["attach", "--pages", "thp", "--lift=text", &pid])?)?;
         let why = format!("process {tracer} (strace) traces it already");

@@ -87,7 +87,7 @@ fn back_and_forth(t: &Context, pid: u32, pages: &str, store: Option<&TestStore>)
 fn child_of(pid: u32) -> Result<u32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let mut child = None;
-    poll_until(Duration::from_secs(30), "a child", || {
+    poll_until(Duration::from_secs(120), "a child", || {
         let text = fs::read_to_string(&path).unwrap_or_default();
         child = text.split_whitespace().next().and_then(|number| number.parse().ok());
         child.is_some()
@@ -482,9 +482,9 @@ fn probe_set_meanwhile(t: &Context) -> Result<()> {
         // The moments of one lift, one after the other: it takes some 50 ms.
         let begun = Instant::now();
         let moment = Duration::from_millis(2 * (round % 40));
-        poll_until(Duration::from_secs(60), "the moment", || begun.elapsed() >= moment)?;
+        poll_until(Duration::from_secs(120), "the moment", || begun.elapsed() >= moment)?;
         probe.switch(true)?;
-        poll_until(Duration::from_secs(60), "the end of the lift", || lift.has_ended().unwrap_or(true))?;
+        poll_until(Duration::from_secs(120), "the end of the lift", || lift.has_ended().unwrap_or(true))?;
         ensure!(!session.has_ended()?, "after {moment:?} of {:?}: {:?}", lift.finish()?, session.finish()?);
         probe.switch(false)?;
         pagelift(t, &["detach", &number], None)?;

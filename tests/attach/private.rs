@@ -18,7 +18,7 @@ const BLOCKS: u64 = 16;
 /// Size of a block.
 const PMD_SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
 /// Time limit of such a small lift, whatever the program does.
-const BOUND: Duration = Duration::from_secs(60);
+const BOUND: Duration = Duration::from_secs(120);
 /// Status of the program if the kernel has no guard pages.
 const NO_GUARDS: i32 = 4;
 

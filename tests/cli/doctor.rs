@@ -184,7 +184,7 @@ fn below(prctl: &str, words: &[&str]) -> Command {
 fn sleeper(seconds: &str) -> Result<String> {
     let wanted = format!("sleep\0{seconds}\0");
     let mut found = None;
-    poll_until(Duration::from_secs(30), "the program to run", || {
+    poll_until(Duration::from_secs(120), "the program to run", || {
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let runs_it =
             |folder: &fs::DirEntry| fs::read(folder.path().join("cmdline")).is_ok_and(|c| c == wanted.as_bytes());

@@ -169,19 +169,19 @@ fn as_they_become_resident(t: &Context, by_run: bool) -> Result<()> {
     let watch = (!by_run)
         .then(|| t.session(t.pagelift(&["attach", "--watch", "--lift", "files", "--report", &written, &pid])?));
     let watch = watch.transpose()?;
-    poll_until(Duration::from_secs(60), "the lift", || {
+    poll_until(Duration::from_secs(120), "the lift", || {
         huge(&session, &path).is_ok_and(|found| found == [whole, whole, 0])
     })?;
     if !by_run {
         return end(session).and_then(|()| watch.map_or(Ok(()), |watch| watch.finish()?.success().map(drop)));
     }
     let said = || session.stderr_so_far();
-    poll_until(Duration::from_secs(20), "the line", || said().lines().any(|line| line.contains("MiB pages (file)")))
+    poll_until(Duration::from_secs(120), "the line", || said().lines().any(|line| line.contains("MiB pages (file)")))
         .with_context(said)?;
     ensure!(said().contains("mapped data files are lifted as they become resident"), "{}", said());
     end(session)?;
     let ended = || -> Result<Value> { Ok(serde_json::from_str(&fs::read_to_string(&report)?)?) };
-    poll_until(Duration::from_secs(20), "the report", || {
+    poll_until(Duration::from_secs(120), "the report", || {
         ended().is_ok_and(|json| json["watched"]["state"] == "ended")
     })?;
     let json = ended()?;

@@ -101,7 +101,7 @@ fn whole_pool_is_free(t: &Context) -> Result<()> {
 
 /// The kernel destroys rings of io_uring, and releases their pages, only after their process has ended.
 fn whole_pool_becomes_free(t: &Context) -> Result<()> {
-    poll_until(Duration::from_secs(10), "a free pool", || whole_pool_is_free(t).is_ok())?;
+    poll_until(Duration::from_secs(60), "a free pool", || whole_pool_is_free(t).is_ok())?;
     whole_pool_is_free(t)
 }
 
@@ -360,7 +360,7 @@ fn becomes_huge(t: &Context, program: &Command, options: &[&str], least: u64) ->
     let pid = session.pid();
     let huge = || View::of(pid).map(|view| view.usages.iter().map(|usage| usage.anonymous_huge).sum::<u64>());
     let mut found = 0;
-    let waited = poll_until(Duration::from_secs(60), "huge pages", || {
+    let waited = poll_until(Duration::from_secs(120), "huge pages", || {
         found = huge().unwrap_or(0);
         found >= least
     });

@@ -51,7 +51,7 @@ fn returns(t: &Context, kind: &str, then: &str) -> Result<()> {
     // Little is kept at malloc_trim(3). A heap of no blocks keeps no more than its records, once time has passed.
     let most = held + held / 4 + if then == "trim" || held == 0 && then == "in_turn" { KEPT / 2 } else { KEPT };
     let is_returned = || resident(&session).is_ok_and(|bytes| bytes <= most);
-    let result = poll_until(Duration::from_secs(60), "free memory to be returned", is_returned);
+    let result = poll_until(Duration::from_secs(120), "free memory to be returned", is_returned);
     let bytes = resident(&session)?;
     result.with_context(|| format!("{bytes} bytes resident, at most {most} expected"))?;
     session.send("\n")?;

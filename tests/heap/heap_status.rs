@@ -80,7 +80,7 @@ fn torture(t: &Context, operations: &str) -> Result<Session> {
     program.args([operations, "4", "0", "6"]);
     let session = t.session(t.lifted(&THP, &program)?)?;
     let pid = session.pid();
-    poll_until(Duration::from_secs(60), "the heap to be there", || heap_of(t, pid).is_ok())?;
+    poll_until(Duration::from_secs(120), "the heap to be there", || heap_of(t, pid).is_ok())?;
     Ok(session)
 }
 

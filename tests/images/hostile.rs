@@ -270,7 +270,7 @@ fn another_medium(t: &Context) -> Result<()> {
     let (device, before) = (medium.device.clone(), numbers(&medium.file()?)?);
     // An image needs a time of change several seconds ago if the time is in whole seconds, as mkfs writes it.
     let changed = UNIX_EPOCH + Duration::from_secs(changed_at(&medium.file()?)?.0 as u64);
-    poll_until(Duration::from_secs(60), "the first medium's file to rest", || {
+    poll_until(Duration::from_secs(120), "the first medium's file to rest", || {
         SystemTime::now().duration_since(changed).is_ok_and(|age| age > WHOLE_SECONDS)
     })?;
     let old = store.add(t, &medium.file()?)?;

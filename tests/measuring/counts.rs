@@ -20,7 +20,7 @@ const FORMAT: &str = "/sys/kernel/tracing/events/tlb/tlb_flush/format";
 const ENOUGH: f64 = 300.0;
 /// Part by which the counts may differ.
 const TOLERANCE: f64 = 0.01;
-const BEGINNING: Duration = Duration::from_secs(60);
+const BEGINNING: Duration = Duration::from_secs(120);
 const LOADS: Duration = Duration::from_secs(240);
 
 pub fn tests(needs: &[Need]) -> Vec<Test> {

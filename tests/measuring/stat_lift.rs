@@ -81,14 +81,14 @@ fn interrupted(t: &Context) -> Result<()> {
     let session = started(t)?;
     let plainly = t.session(lifting(t, &session, &["--for", "3600"])?)?;
     // The counters and marks are opened after the process is found plain.
-    poll_until(Duration::from_secs(60), "the first window", || watches(&plainly, &session))?;
+    poll_until(Duration::from_secs(120), "the first window", || watches(&plainly, &session))?;
     plainly.signal(Signal::SIGINT)?;
     let output = plainly.finish()?.success()?;
     ensure!(output.stdout.contains("Not measured lifted: interrupted"), "{}", output.stdout);
     is_plain(&session)?;
     let measuring = t.session(lifting(t, &session, &["--for", "5"])?)?;
     let is_lifted = || View::of(session.pid()).is_ok_and(|view| view.huge_bytes() > 0);
-    poll_until(Duration::from_secs(60), "the lift", is_lifted)?;
+    poll_until(Duration::from_secs(120), "the lift", is_lifted)?;
     measuring.signal(Signal::SIGTERM)?;
     let output = measuring.finish()?.success()?;
     ensure!(output.stdout.contains("It is plain again."), "{}", output.stdout);
@@ -133,7 +133,7 @@ fn in_vfork(t: &Context) -> Result<()> {
     session.send("go on\n")?;
     let measuring = t.session(lifting(t, &session, &["--for", "0.1"])?)?;
     let is_lifted = || View::of(session.pid()).is_ok_and(|view| view.huge_bytes() > 0);
-    poll_until(Duration::from_secs(60), "the lift", is_lifted)?;
+    poll_until(Duration::from_secs(120), "the lift", is_lifted)?;
     let output = measuring.finish()?.success()?;
     ensure!(output.stdout.contains("It is plain again."), "{}", output.stdout);
     is_plain(&session)?;

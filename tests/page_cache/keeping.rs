@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 use test_support::{Context, Ending, Need, Session, Test, make_small, poll_until, process_field, test_case, workspace};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 pub fn tests() -> Vec<Test> {
     let systemd = vec![Need::Command("systemd-analyze".into()), Need::Root];

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::Duration;
 use test_support::{Context, Ending, Need, Output, Skipped, Test, copy_program, poll_until, test_case, write_script};
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(120);
 
 pub fn tests() -> Vec<Test> {
     let python = || [needs(), vec![Need::Root, Need::Command("python3".into())]].concat();

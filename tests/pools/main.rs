@@ -265,7 +265,7 @@ fn held_in_part(t: &Context) -> Result<()> {
     session.wait_for_line("all requests are met")?;
     session.send(&format!("{}:1\n", short(page)))?;
     let given_back = || session.stdout_so_far().contains("gave back 1 of 1 page");
-    poll_until(Duration::from_secs(10), "a page to be given back", given_back)?;
+    poll_until(Duration::from_secs(60), "a page to be given back", given_back)?;
     ensure!(t.pool()?.free()? == 2);
     let said = session.finish()?.success()?.stdout;
     ensure!(said.contains("gave back 2 of 2 pages") && t.pool()?.free()? == 0, "{said}");
@@ -369,7 +369,7 @@ fn lent_and_killed(t: &Context) -> Result<()> {
             signal => Ending::Signal(signal as i32),
         };
         ensure!(output.ending == expected, "{output:?}");
-        poll_until(Duration::from_secs(10), "the pool to be as before", || {
+        poll_until(Duration::from_secs(60), "the pool to be as before", || {
             count(page, "nr_hugepages").is_ok_and(|pages| pages == 0)
         })?;
     }

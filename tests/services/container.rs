@@ -221,7 +221,7 @@ impl Drop for Container {
 
 /// nspawn ends by itself once the container has ended, and removes its mounts.
 fn kill(child: &mut Child) {
-    let ended = poll_until(Duration::from_secs(30), "nspawn to end", || matches!(child.try_wait(), Ok(Some(_))));
+    let ended = poll_until(Duration::from_secs(60), "nspawn to end", || matches!(child.try_wait(), Ok(Some(_))));
     if ended.is_err() {
         let _ = child.kill();
         let _ = child.wait();

@@ -253,7 +253,7 @@ fn nobody_else_is_there(t: &Context) -> Result<()> {
     let mut session = t.session(t.lifted(&["--pages", "thp"], &command)?)?;
     session.wait_for_line("ready")?;
     let pid = session.pid();
-    poll_until(Duration::from_secs(30), "the helper to be gone", || t.own_processes().len() == 1)?;
+    poll_until(Duration::from_secs(120), "the helper to be gone", || t.own_processes().len() == 1)?;
     ensure!(process_field(pid, "TracerPid").as_deref() == Some("0"), "it is still traced");
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     ensure!(children.is_empty(), "it has children: {children}");
@@ -302,7 +302,7 @@ fn small_programs_start_at_once(t: &Context) -> Result<()> {
     // Benchmarks measure the exact cost; here a delay that a person could notice is an error. A delay caused by
     // Pagelift recurs at every attempt, one of a busy machine does not.
     let mut last = Ok((Duration::ZERO, Duration::MAX));
-    let waited = poll_until(Duration::from_secs(30), "starts without a delay", || {
+    let waited = poll_until(Duration::from_secs(240), "starts without a delay", || {
         let plain = median(&|| Ok(Command::new("/bin/true")));
         let lifted = median(&|| t.lifted(&["-q"], &Command::new("/bin/true")));
         last = plain.and_then(|plain| Ok((plain, lifted?)));
@@ -337,7 +337,7 @@ fn dies_at_any_moment(t: &Context, signal: Signal) -> Result<()> {
         let mut session = session_of(t, "start/pie_by_default.c")?;
         std::thread::sleep(moment);
         session.signal(signal)?;
-        poll_until(Duration::from_secs(30), &format!("the end {moment:?} after the start"), || {
+        poll_until(Duration::from_secs(120), &format!("the end {moment:?} after the start"), || {
             session.has_ended().unwrap_or(true)
         })?;
         let output = session.finish()?;
@@ -361,7 +361,7 @@ fn stops_and_continues(t: &Context) -> Result<()> {
         session.signal(Signal::SIGSTOP)?;
         let pid = Pid::from_raw(session.pid() as i32);
         let mut stopped = false;
-        poll_until(Duration::from_secs(30), &format!("the stop {}", when()), || {
+        poll_until(Duration::from_secs(120), &format!("the stop {}", when()), || {
             let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG));
             stopped |= matches!(status, Ok(WaitStatus::Stopped(_, Signal::SIGSTOP)));
             stopped

@@ -17,7 +17,7 @@ use test_support::{
 const NOBODY: u32 = 65534;
 const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
 /// Limit for an event that never comes.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     let gcc = || vec![Need::Command("gcc".into()), Need::Thp];

@@ -38,7 +38,7 @@ fn under_sysbench(t: &Context, by: &Lifting) -> Result<()> {
     let time = format!("--time={seconds}");
     let mut load = t.session_within(server.sysbench_command(&[&WORK[..], &[&time, "run"]].concat()), LIFETIME)?;
     let pid = server.pid()?;
-    poll_until(Duration::from_secs(60), "the clients", || {
+    poll_until(Duration::from_secs(120), "the clients", || {
         process_field(pid, "Threads").and_then(|n| n.parse().ok()).is_some_and(|threads: u32| threads > 32)
     })?;
     by.alternate(t, pid, || load.has_ended())?;
@@ -70,7 +70,7 @@ fn redis(t: &Context, by: &Lifting) -> Result<()> {
         cli.args(["-s", &socket]).args(words);
         Ok(t.run(cli)?.success()?.stdout)
     };
-    poll_until(Duration::from_secs(60), "redis", || cli(&["ping"]).is_ok_and(|answer| answer.trim() == "PONG"))?;
+    poll_until(Duration::from_secs(120), "redis", || cli(&["ping"]).is_ok_and(|answer| answer.trim() == "PONG"))?;
     let digest = "local t = {} for i = 1, 50000 do redis.call('set', 'own' .. i, i * 7919) end return 1";
     cli(&["eval", digest, "0"])?;
     let sum = "local s = 0 for i = 1, 50000 do s = s + redis.call('get', 'own' .. i) end return tostring(s)";

@@ -86,7 +86,7 @@ fn serves(t: &Context, by: &Lifting, command: Command) -> Result<()> {
 /// Starts such a server, and checks its answers during some work.
 fn answers_during(t: &Context, command: Command, work: impl FnOnce(u32) -> Result<()>) -> Result<()> {
     let session = t.session_within(command, LIFETIME)?;
-    poll_until(Duration::from_secs(30), "the server's port", || {
+    poll_until(Duration::from_secs(120), "the server's port", || {
         number_after(&session.stdout_so_far(), "port").is_some()
     })?;
     let port = number_after(&session.stdout_so_far(), "port").context("no port")? as u16;
@@ -95,7 +95,7 @@ fn answers_during(t: &Context, command: Command, work: impl FnOnce(u32) -> Resul
         let (stop, asked) = (&stop, &asked);
         let clients: Vec<_> =
             (1..=CLIENTS).map(|number| threads.spawn(move || client(port, number * FAR, stop, asked))).collect();
-        let waited = poll_until(Duration::from_secs(30), "a first answer", || asked.load(Ordering::Relaxed) > 100);
+        let waited = poll_until(Duration::from_secs(120), "a first answer", || asked.load(Ordering::Relaxed) > 100);
         let worked = waited.and_then(|()| work(session.pid()));
         stop.store(true, Ordering::Relaxed);
         for client in clients {
@@ -115,7 +115,7 @@ fn answers_during(t: &Context, command: Command, work: impl FnOnce(u32) -> Resul
 fn client(port: u16, first: u64, stop: &AtomicBool, asked: &AtomicU64) -> Result<()> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(120)))?;
     let mut reader = BufReader::new(stream.try_clone()?);
     for n in first.. {
         if stop.load(Ordering::Relaxed) {

@@ -187,7 +187,7 @@ fn watch(t: &Context) -> Result<()> {
         let rest: u64 = own.filter(|u| u.mapping.protection.execute).map(|u| u.mapping.range.len()).sum();
         (rest, view.huge_bytes() > 0)
     };
-    poll_until(Duration::from_secs(60), "the library to be lifted", || {
+    poll_until(Duration::from_secs(120), "the library to be lifted", || {
         // Nearly all of its seven MiB of code no longer show the file.
         View::of(session.pid()).is_ok_and(|view| matches!(text(&view), (rest, true) if rest > 0 && rest < 4 << 20))
     })?;

@@ -25,7 +25,7 @@ pub fn tests() -> Vec<Test> {
 
 /// Reads the map of a process. It may be written a moment after the program continues.
 fn map_of(pid: u32) -> Result<String> {
-    poll_until(Duration::from_secs(30), "the perf map", || Path::new(&format!("/tmp/perf-{pid}.map")).exists())?;
+    poll_until(Duration::from_secs(120), "the perf map", || Path::new(&format!("/tmp/perf-{pid}.map")).exists())?;
     fs::read_to_string(format!("/tmp/perf-{pid}.map")).with_context(|| format!("no /tmp/perf-{pid}.map"))
 }
 
@@ -200,7 +200,7 @@ fn uprobe_in_an_image(t: &Context, way: Way) -> Result<()> {
     let counting = probe.counted(t)?;
     // The program begins after its first line of input, and calls the function until the next line.
     session.send("go on\n")?;
-    poll_until(Duration::from_secs(60), "the probe to fire", || hits(&counting) > 10)?;
+    poll_until(Duration::from_secs(120), "the probe to fire", || hits(&counting) > 10)?;
     drop(counting);
     drop(probe);
     end(session)
@@ -213,7 +213,7 @@ fn uprobe_before(t: &Context, way: Way) -> Result<()> {
     let counting = probe.counted(t)?;
     let Lifted { mut session, .. } = lift(t, &Command::new(&file), way, &[])?;
     session.send("go on\n")?;
-    poll_until(Duration::from_secs(60), "the probe to fire", || hits(&counting) > 10)?;
+    poll_until(Duration::from_secs(120), "the probe to fire", || hits(&counting) > 10)?;
     drop(counting);
     drop(probe);
     end(session)

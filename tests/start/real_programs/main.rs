@@ -52,7 +52,7 @@ fn check_object(t: &Context, view: &View, object: &LoadedElf, kinds: &[Kind], pa
 /// Checks a running process until the check passes; a starting program needs a moment.
 fn soon(what: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
     let mut last = Ok(());
-    let waited = poll_until(Duration::from_secs(60), what, || {
+    let waited = poll_until(Duration::from_secs(120), what, || {
         last = check();
         last.is_ok()
     });

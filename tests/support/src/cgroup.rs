@@ -186,13 +186,13 @@ impl Freezer {
     /// Freezes or thaws, and waits until that is done.
     ///
     /// # Errors
-    /// The kernel's; it takes longer than half a minute.
+    /// The kernel's; it takes longer than two minutes.
     pub fn freeze(&self, freeze: bool) -> Result<()> {
         let state = u8::from(freeze);
         fs::write(self.folder.join("cgroup.freeze"), state.to_string()).context("cgroup.freeze cannot be set")?;
         let (events, wanted) = (self.folder.join("cgroup.events"), format!("frozen {state}"));
         let is_done = || fs::read_to_string(&events).is_ok_and(|text| text.lines().any(|line| line == wanted));
-        poll_until(Duration::from_secs(30), "the cgroup to be frozen or thawed", is_done)
+        poll_until(Duration::from_secs(120), "the cgroup to be frozen or thawed", is_done)
     }
 }
 
@@ -225,7 +225,7 @@ impl DeepFreezer {
     /// Takes a process in and freezes it.
     ///
     /// # Errors
-    /// The kernel's; it takes longer than half a minute.
+    /// The kernel's; it takes longer than two minutes.
     pub fn freeze(&self, pid: u32) -> Result<()> {
         fs::write(self.folder.join("cgroup.procs"), pid.to_string()).context("cannot move a process into a cgroup")?;
         self.set("FROZEN")
@@ -243,7 +243,7 @@ impl DeepFreezer {
         let file = self.folder.join("freezer.state");
         fs::write(&file, state).context("freezer.state cannot be set")?;
         let is_done = || fs::read_to_string(&file).is_ok_and(|text| text.trim() == state);
-        poll_until(Duration::from_secs(30), "the cgroup to be frozen or thawed", is_done)
+        poll_until(Duration::from_secs(120), "the cgroup to be frozen or thawed", is_done)
     }
 }
 

@@ -166,7 +166,7 @@ impl Context {
     /// Fails if a process of this test still runs after a short wait for those that are ending.
     fn check_nobody_is_left(&self) -> Result<()> {
         let mut left = Vec::new();
-        let waited = poll_until(Duration::from_secs(30), "the test's processes to end", || {
+        let waited = poll_until(Duration::from_secs(60), "the test's processes to end", || {
             left = self.own_processes();
             left.is_empty()
         });

@@ -60,12 +60,12 @@ impl<'a> MariadbServer<'a> {
     /// Starts it by a command and waits until it answers. The process is killed after `lifetime`.
     ///
     /// # Errors
-    /// It does not answer in a minute.
+    /// It does not answer in four minutes.
     pub fn start(&mut self, command: Command, lifetime: Duration) -> Result<()> {
         self.session = Some(self.t.session_within(command, lifetime)?);
         let mut ping = Command::new("mariadb-admin");
         ping.args(["--no-defaults", "-u", "root", "-S", &self.path("socket"), "ping"]);
-        poll_until(Duration::from_secs(60), "mariadbd's answer", || ping.output().is_ok_and(|o| o.status.success()))
+        poll_until(Duration::from_secs(240), "mariadbd's answer", || ping.output().is_ok_and(|o| o.status.success()))
             .with_context(|| format!("its log:\n{}", self.log()))
     }
 

@@ -293,9 +293,9 @@ pub fn tracer_of(pid: u32) -> Option<i32> {
 /// Waits until the process is in one of these states (`T` stopped, `t` stopped under a tracer, `Z` ended, `S` asleep).
 ///
 /// # Errors
-/// The process reaches none within half a minute.
+/// The process reaches none within two minutes.
 pub fn process_state(pid: u32, wanted: &str) -> Result<()> {
     let what = format!("process {pid} to be in one of the states {wanted}");
     let is_one = |state: String| state.chars().next().is_some_and(|state| wanted.contains(state));
-    poll_until(Duration::from_secs(30), &what, || process_field(pid, "State").is_some_and(is_one))
+    poll_until(Duration::from_secs(120), &what, || process_field(pid, "State").is_some_and(is_one))
 }
