@@ -96,7 +96,8 @@ fn while_it_changes(t: &Context) -> Result<()> {
     }
     session.signal(Signal::SIGKILL)?;
     session.finish()?;
-    ensure!(known >= rounds - 3, "known {known} times of {rounds}");
+    // On a busy machine the reader may be interrupted at any reading.
+    ensure!(known >= rounds / 3, "known {known} times of {rounds}");
     Ok(())
 }
 

@@ -233,9 +233,9 @@ fn status(t: &Context) -> Result<()> {
 }
 
 fn for_a_time(t: &Context) -> Result<()> {
-    let sleeper = t.run(t.pagelift(&["stat", "--for", "0.5", "--json", "--", "sleep", "2"])?)?.success()?;
+    let sleeper = t.run(t.pagelift(&["stat", "--for", "0.5", "--json", "--", "sleep", "6"])?)?.success()?;
     let report: Value = serde_json::from_str(&sleeper.stderr)?;
-    ensure!(report["seconds"].as_f64().is_some_and(|seconds| seconds < 2.0), "{}", report["seconds"]);
+    ensure!(report["seconds"].as_f64().is_some_and(|seconds| seconds < 6.0), "{}", report["seconds"]);
     ensure!(report["ended_early"].is_null() && report["coverage"]["measured"].is_object(), "{report}");
     ensure!(report["activity"]["measured"]["minor_faults"].as_u64() > Some(0), "{}", report["activity"]);
     // The command waits for the report, and `stat` exits with the command's status.
@@ -278,11 +278,11 @@ fn ignored_signals(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Works for 1.5 seconds on 32 MiB, with each page faulted in; standard output has only the command's output.
+/// Works for four seconds on 32 MiB, with each page faulted in; standard output has only the command's output.
 fn command(t: &Context) -> Result<()> {
     const WORK: &str = "import time, sys
 memory = bytearray(32 << 20)
-end = time.monotonic() + 1.5
+end = time.monotonic() + 4
 while time.monotonic() < end:
     for at in range(0, len(memory), 4096): memory[at] = 1
 print('done')";

@@ -283,7 +283,9 @@ mod tests {
     fn attempts_answer_and_leave_nothing() {
         let before = held();
         if let Some(huge) = transparent_huge_page().filter(|_| kernel_release() >= (6, 1)) {
-            assert_eq!(collapse(huge).is_ok(), own_thp_setting() != Some(ThpSetting::Off));
+            // The kernel may have no free memory in pieces of a huge page at this moment, or the page may be in use.
+            let is_collapsed = (0..100).any(|_| collapse(huge).is_ok());
+            assert_eq!(is_collapsed, own_thp_setting() != Some(ThpSetting::Off));
         }
         if let Some(huge) = transparent_huge_page().filter(|_| kernel_release() >= (5, 16)) {
             assert!(move_pool_mapping(huge).is_ok() && pool_file().is_ok());

@@ -229,8 +229,9 @@ mod tests {
 
     #[test]
     fn long_files_are_read_whole() {
-        let expected = std::fs::read("/proc/kallsyms").unwrap();
-        assert_eq!(bytes(c"/proc/kallsyms").unwrap().len(), expected.len());
+        // The kernel loads a module, or a program for a filter, at any moment.
+        let is_whole = || bytes(c"/proc/kallsyms").unwrap().len() == std::fs::read("/proc/kallsyms").unwrap().len();
+        assert!((0..10).any(|_| is_whole()));
         assert_eq!(bytes(c"/nowhere"), Err(2));
     }
 }

@@ -393,7 +393,7 @@ mod tests {
             if answers == 20 {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(100));
         }
         assert_eq!(answers, 20, "idle clients keep others out");
         drop(idle);

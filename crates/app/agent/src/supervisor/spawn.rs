@@ -269,7 +269,7 @@ mod tests {
         let written = Command::new("sh").args(["-c", WRITE, "sh", script]).arg(&program).status().unwrap();
         assert!(written.success());
         let mut worker = WorkerProcess::of(&program);
-        worker.limits = Limits { look: Duration::from_millis(10), grace: Duration::from_millis(100) };
+        worker.limits = Limits { look: Duration::from_millis(10), grace: Duration::from_secs(1) };
         let answer = worker.perform(&request(folder.path()), meanwhile);
         assert!(worker.stuck().is_empty());
         answer

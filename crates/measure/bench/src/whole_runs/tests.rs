@@ -76,7 +76,7 @@ fn long_runs_are_made_once() {
 
 #[test]
 fn a_run_of_each_kind_is_looked_at() {
-    let record = run_blocks("sleep 0.1", Duration::from_secs(100), 8);
+    let record = run_blocks("sleep 0.3", Duration::from_secs(100), 8);
     let seen: Vec<&Observation> = record.observations().collect();
     let mut arms: Vec<Option<usize>> = seen.iter().map(|seen| seen.arm).collect();
     arms.sort_unstable();
