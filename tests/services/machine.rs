@@ -73,7 +73,6 @@ pub fn reboots(t: &Context) -> Result<()> {
     let result = (1..).zip(BOOTS).try_for_each(|(boot, least)| {
         let output = t.run_within(machine.command(), LIMIT)?;
         let console = output.stdout.replace('\r', "");
-        fs::write(format!("/tmp/B-console.{boot}"), &console)?; // TEMP
         let checks = check_results(&console, least).with_context(|| format!("boot {boot}: {}", output.stderr))?;
         t.note(format!("boot {boot}: {checks} checks in {:?}\n{console}", output.took));
         Ok(())
