@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 use test_support::{Context, Ending, Need, Test, test_case, tests_folder};
 
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 
 pub fn tests() -> Vec<Test> {
     let needs = |pool: u64, commands: &[&str], files: &[&str]| {
@@ -53,7 +53,7 @@ fn mariadb(t: &Context) -> Result<()> {
             mariadbd --no-defaults --user=root --datadir=$PWD/data --socket=$PWD/socket --skip-networking >server.log 2>&1 &
         server=$!
         trap 'kill $server 2>/dev/null || true' EXIT
-        for i in $(seq 300); do mariadb --no-defaults -S $PWD/socket -e 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
+        for i in $(seq 1200); do mariadb --no-defaults -S $PWD/socket -e 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
         grep -q 'rw-p .*anon_hugepage' /proc/$server/maps
         echo 0 >/proc/sys/vm/nr_hugepages
         grep HugePages_Free: /proc/meminfo
@@ -97,7 +97,7 @@ fn postgres(t: &Context) -> Result<()> {
             $bin/postgres -D $PWD/data -k $place -p 54399 -c listen_addresses= -c max_connections=70 >server.log 2>&1 &
         server=$!
         trap 'kill $server 2>/dev/null || true; rm -rf $place' EXIT
-        for i in $(seq 300); do as $bin/psql $at -c 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
+        for i in $(seq 1200); do as $bin/psql $at -c 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
         as $bin/pgbench $at -i -s 2 postgres >bench.log 2>&1
         as $bin/pgbench $at -n -c 50 -j 2 -t 20 postgres 2>&1 | tee -a bench.log
         as $bin/pgbench $at -n -C -S -c 10 -t 20 postgres 2>&1 | tee -a bench.log

@@ -26,7 +26,7 @@ keep = \"always\"
 /// state of others. The agent of a copy runs during another purge, and has ended before a third one. The last two are of
 /// state that both have used, and of state from before the marks.
 const STEPS: &str = "huge() { awk '/^AnonHugePages:/ { sum += $2 } END { print sum + 0 }' /proc/$server/smaps; }
-    soon() { for _ in $(seq 600); do if \"$@\"; then return; fi; sleep 0.1; done; echo \"$* does not hold\"; cat /tmp/said; exit 1; }
+    soon() { for _ in $(seq 1800); do if \"$@\"; then return; fi; sleep 0.1; done; echo \"$* does not hold\"; cat /tmp/said; exit 1; }
     dpkg -i /new/pagelift_*.deb >/dev/null
     mkfifo /tmp/input && exec 3<>/tmp/input
     /opt/server <&3 >/tmp/output &

@@ -6,7 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
+use std::time::Duration;
 use test_support::{Context, make_debian, scratch_folder};
+
+/// Limit for the scripts of a busy machine, which install packages several times.
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// Runs `$SCRIPT` in `$ROOT`, with `/proc`, `/sys` and `/dev`, in namespaces whose mounts end with it. `$LAYERS`, if it is set,
 /// is an empty folder for a copy-on-write copy of `/`, which is then the root.
@@ -110,7 +114,7 @@ impl Root {
         if let Some(layers) = &self.layers {
             unshare.env("LAYERS", layers);
         }
-        t.run(unshare)?.success().map(drop)
+        t.run_within(unshare, LIMIT)?.success().map(drop)
     }
 
     pub fn bring(&self, name: &str, folder: &Path) -> Result<()> {

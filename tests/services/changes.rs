@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use std::time::Duration;
 use test_support::poll_until;
 
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(240);
 
 /// A template whose instances name the program. Once enabled, its command begins with Pagelift, but a second enable
 /// must still judge the program.

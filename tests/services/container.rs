@@ -12,7 +12,7 @@ use test_support::{
 };
 
 /// Generous: the machine may be busy.
-const BOOT: Duration = Duration::from_secs(120);
+const BOOT: Duration = Duration::from_secs(300);
 
 /// Fields of smaps that count huge pages, including those of the pool: `auto` uses pool pages if some are free.
 const HUGE: [&str; 5] = ["AnonHugePages:", "ShmemPmdMapped:", "FilePmdMapped:", "Private_Hugetlb:", "Shared_Hugetlb:"];

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use test_support::{Context, DebianRelease, Need, main_of, poll_until, target_folder, test_case};
 
-const RESTART_LIMIT: Duration = Duration::from_secs(60);
+const RESTART_LIMIT: Duration = Duration::from_secs(240);
 
 fn main() -> ExitCode {
     let mut needs = vec![Need::Root, Need::Thp, Need::Machine("x86_64".into())];
