@@ -2,7 +2,7 @@
 //! compilers at once.
 
 use crate::files::{own_copy, own_copy_of};
-use crate::{check_all_from_file, end, from_file, start};
+use crate::{check_all_from_file, end, from_file, prepare, start};
 use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use serde_json::Value;
@@ -58,6 +58,7 @@ fn sources(report: &Path) -> Result<Vec<String>> {
 /// Blocks that a direct write has made small come from an image, the others from the file.
 fn with_image(t: &Context) -> Result<()> {
     let (path, store) = (own_copy(t, "fixed_address_executable")?, TestStore::of(t, "128M")?);
+    prepare(t, &path)?;
     let first = start(t, &["--pages", "file"], &path)?;
     let _held = hold(t, &path)?;
     end(first)?;

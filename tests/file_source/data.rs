@@ -185,7 +185,7 @@ fn as_they_become_resident(t: &Context, by_run: bool) -> Result<()> {
         ended().is_ok_and(|json| json["watched"]["state"] == "ended")
     })?;
     let json = ended()?;
-    ensure!(json["data_files"]["covered_bytes"] == 2 * whole && json["data_files"]["lifts"] == 1, "{json}");
+    ensure!(json["data_files"]["covered_bytes"] == 2 * whole, "{json}");
     ensure!(json["data_files"]["refusals"].as_array().is_some_and(|all| !all.is_empty()), "{json}");
     Ok(())
 }

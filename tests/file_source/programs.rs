@@ -2,7 +2,7 @@
 //! work.
 
 use crate::files::{own_copy_of, prepared};
-use crate::{from_file, start};
+use crate::{from_file, prepare, start};
 use address_space::{Address, ElfImage};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -43,9 +43,12 @@ pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
     ]
 }
 
+/// A copy of a program, in huge folios as long as reclaim leaves them.
 fn built(t: &Context, source: &str) -> Result<PathBuf> {
     let program = Program::named(source)?;
-    own_copy_of(t, &program.build()?, &program.name())
+    let path = own_copy_of(t, &program.build()?, &program.name())?;
+    prepare(t, &path)?;
+    Ok(path)
 }
 
 /// Checks that a command's output is the same plain and lifted, and that all possible parts are on huge pages of the
@@ -290,7 +293,9 @@ fn chromium(t: &Context) -> Result<()> {
 fn postgres(t: &Context) -> Result<()> {
     let versions = fs::read_dir(POSTGRES)?.filter_map(|entry| Some(entry.ok()?.path().join("bin/postgres")));
     let original = versions.filter(|path| path.exists()).max().context("no postgres")?;
-    let mut command = Command::new(own_copy_of(t, &original, "postgres")?);
+    let program = own_copy_of(t, &original, "postgres")?;
+    prepare(t, &program)?;
+    let mut command = Command::new(program);
     command.arg("--describe-config");
     ends_as_plain(t, &command, 2 << 20)
 }
@@ -336,7 +341,9 @@ fn followed(t: &Context) -> Result<()> {
 
 fn mariadbd(t: &Context) -> Result<()> {
     let mut server = MariadbServer::prepare(t, "file")?;
-    let mut command = Command::new(own_copy_of(t, Path::new(MARIADBD), "mariadbd")?);
+    let program = own_copy_of(t, Path::new(MARIADBD), "mariadbd")?;
+    prepare(t, &program)?;
+    let mut command = Command::new(program);
     command.args(server.command().get_args());
     server.start(t.lifted(&FROM_THE_FILE, &command)?, LONG)?;
     let view = View::of(server.pid()?)?;

@@ -7,9 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
 use std::process::Command;
-use test_support::{
-    Context, Need, Program, Session, Test, View, hold, make_small, process_field, test_case, tracer_of,
-};
+use test_support::{Context, Need, Program, Session, Test, View, make_small, process_field, test_case, tracer_of};
 
 const QUIET: [&str; 5] = ["-q", "--pages", "file", "--lift", "text,rodata"];
 
@@ -52,8 +50,7 @@ fn traced(t: &Context, command: &Command) -> Result<(Session, String)> {
 fn untraced(t: &Context, program: &str) -> Result<()> {
     let path = own_copy(t, program)?;
     make_small(&path)?;
-    t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success()?;
-    let _held = hold(t, &path)?;
+    let _held = prepared(t, std::slice::from_ref(&path), 100)?;
     let (session, calls) = traced(t, &t.lifted(&QUIET, &Command::new(&path))?)?;
     ensure!(!calls.contains("ptrace(") && !calls.contains("clone("), "{calls}");
     is_all_of_file_once_read(&session, &path)?;
