@@ -12,6 +12,7 @@
 int main(void) {
     int status;
     pid_t child = fork();
+    if (child < 0) return 1;
     if (child == 0) {
         if (ptrace(PTRACE_TRACEME, 0, 0, 0)) _exit(errno);
         raise(SIGSTOP);
@@ -25,6 +26,7 @@ int main(void) {
         waitpid(child, &status, 0);
     }
     child = fork();
+    if (child < 0) return 1;
     if (child == 0) pause();
     printf("SEIZE: %s\n", ptrace(PTRACE_SEIZE, child, 0, 0) ? strerror(errno) : "done");
     kill(child, SIGKILL);

@@ -26,6 +26,7 @@ int main(void) {
     int e = epoll_create1(0);
     for (int i = 0; i < CHILDREN; i++) {
         children[i] = fork();
+        if (children[i] < 0) return 1;
         if (children[i] == 0) usleep((i + 1) * 500000), _exit(0);
     }
     double started = now();
