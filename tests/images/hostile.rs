@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use test_support::{
     Context, Image, InstalledFolder, Need, Output, Program, Session, SilentServer, Test, TestStore, View,
@@ -202,6 +203,13 @@ fn changes_unseen(t: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Held by the test that uses loop devices: what one detaches, another would get between its two media.
+static LOOP_DEVICES: Mutex<()> = Mutex::new(());
+
+fn alone_with_loop_devices() -> MutexGuard<'static, ()> {
+    LOOP_DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A mounted loop device with a medium; unmounted and detached when dropped.
 struct Medium {
     device: PathBuf,
@@ -258,6 +266,7 @@ fn two_media(t: &Context, program: &Path, place: u64) -> Result<(PathBuf, PathBu
 }
 
 fn another_medium(t: &Context) -> Result<()> {
+    let _alone = alone_with_loop_devices();
     let store = TestStore::of(t, "256M")?;
     let program = copy_of_a_program(t, "program")?;
     let place = harmless_place(t, &store, &program)?;
@@ -290,6 +299,7 @@ fn another_medium(t: &Context) -> Result<()> {
 /// The kernel's folder of a btrfs has the file system's identifier as its name, at each mount, but each mount makes a
 /// new folder.
 fn on_btrfs(t: &Context) -> Result<()> {
+    let _alone = alone_with_loop_devices();
     let store = TestStore::of(t, "256M")?;
     let file = t.folder().join("btrfs.img");
     File::create(&file)?.set_len(128 << 20)?;
