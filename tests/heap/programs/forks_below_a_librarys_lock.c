@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LARGE = 16 << 20, DATA = 8 << 20, PAGE = 4096, SECONDS = 100, CHILD_SECONDS = 20 };
+enum { LARGE = 16 << 20, DATA = 8 << 20, PAGE = 4096, SECONDS = 200, CHILD_SECONDS = 60 };
 
 void work(void);
 

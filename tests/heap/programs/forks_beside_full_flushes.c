@@ -47,7 +47,7 @@ int main(void) {
         int child = fork();
         if (child < 0) return 3;
         if (child == 0) {
-            alarm(20);
+            alarm(60);
             uses_both(NULL);
             if (pthread_create(&thread, NULL, uses_both, NULL) || pthread_join(thread, NULL)) _exit(4);
             _exit(0);

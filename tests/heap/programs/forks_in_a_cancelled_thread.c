@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BEFORE = 8 << 20, AFTER = 40 << 20, SECONDS = 20 };
+enum { BEFORE = 8 << 20, AFTER = 40 << 20, SECONDS = 60 };
 
 static volatile pid_t child;
 

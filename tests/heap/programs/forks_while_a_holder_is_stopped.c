@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CHILD_SECONDS = 20, LOCKED = 0, MIB = 1 << 20, COUNT = 200 };
+enum { CHILD_SECONDS = 60, LOCKED = 0, MIB = 1 << 20, COUNT = 200 };
 enum { NO_MEMORY = 3, NOT_RETURNED };
 
 /* Number of locks that this thread takes until it stops; 0 if it does not stop. */

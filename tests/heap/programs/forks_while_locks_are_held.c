@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STARTERS = 2, AT_ONCE = 3, PLACES = 64, CHILD_SECONDS = 10, ARENA_FORKS = 4, MOST_WAITING = 3 };
+enum { STARTERS = 2, AT_ONCE = 3, PLACES = 64, CHILD_SECONDS = 60, ARENA_FORKS = 4, MOST_WAITING = 3 };
 enum { WAITED_TO_FORK = 3, WAITED_TO_ALLOCATE, NO_THREAD, NO_FORK, WRONG };
 
 /* In the first process all threads but the forking one are slow. */

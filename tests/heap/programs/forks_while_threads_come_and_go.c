@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { KINDS = 40, PLACES = 128, STARTERS = 3, CHILD_SECONDS = 20 };
+enum { KINDS = 40, PLACES = 128, STARTERS = 3, CHILD_SECONDS = 60 };
 
 static volatile int ended;
 static void *passed_on[PLACES];

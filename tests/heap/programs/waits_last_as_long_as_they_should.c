@@ -38,7 +38,7 @@
 #include <unistd.h>
 
 /* Milliseconds; there is a fork every PERIOD, up to ROUNDS times, in total many times LENGTH. */
-enum { LENGTH = 300, PERIOD = 50, ROUNDS = 300, LONG = 3000, SECONDS = 120 };
+enum { LENGTH = 300, PERIOD = 50, ROUNDS = 300, LONG = 6000, SECONDS = 120 };
 
 static void fail(const char *what) {
     fprintf(stderr, "%s: %s\n", what, strerror(errno));

@@ -15,7 +15,7 @@
 
 /* Each thread has a block on separate grains, one from mimalloc, and many small ones. */
 enum { WRITERS = 3, LARGE = 10 << 20, MIDDLE = 3 << 20, SMALL = 200, SMALLS = 500, LISTS = 64, STEP = 1024 };
-enum { ROUNDS_BEFORE = 20, ROUNDS_AFTER = 20, SECONDS = 10 };
+enum { ROUNDS_BEFORE = 20, ROUNDS_AFTER = 20, SECONDS = 60 };
 enum { WORDS = LARGE / STEP + MIDDLE / STEP + SMALLS };
 
 struct writer {
