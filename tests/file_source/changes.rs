@@ -2,7 +2,7 @@
 //! compilers at once.
 
 use crate::files::{own_copy, own_copy_of};
-use crate::{check_all_from_file, end, from_file, prepare, start};
+use crate::{MOST_COPIES, check_all_from_file, end, from_file, prepare, start, start_that_prepares};
 use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use serde_json::Value;
@@ -130,8 +130,8 @@ fn reclaim(t: &Context, session: &Session, path: &Path) -> Result<()> {
 
 /// The program reads its file again, and works; the next start prepares the file again.
 fn reclaimed(t: &Context) -> Result<()> {
-    let path = own_copy(t, "fixed_address_executable")?;
-    let session = start(t, &["--pages", "file", "--lift", "text,rodata"], &path)?;
+    let options = ["--pages", "file", "--lift", "text,rodata"];
+    let (path, session) = start_that_prepares(t, "fixed_address_executable", &options)?;
     check_all_from_file(&session, &path)?;
     reclaim(t, &session, &path)?;
     let (huge, whole) = from_file(&View::of(session.pid())?, &path, default_huge_page()?);
@@ -139,7 +139,16 @@ fn reclaimed(t: &Context) -> Result<()> {
     let view = View::of(session.pid())?;
     view.check_read_only_contents(view.executable()?)?;
     end(session)?;
-    let next = start(t, &["--pages", "file", "--lift", "text,rodata"], &path)?;
+    let mut next = start(t, &options, &path)?;
+    // A busy disk may need more than the half second for which a start prepares.
+    for _ in 1..MOST_COPIES {
+        let (huge, whole) = from_file(&View::of(next.pid())?, &path, default_huge_page()?);
+        if huge >= whole {
+            break;
+        }
+        end(next)?;
+        next = start(t, &options, &path)?;
+    }
     check_all_from_file(&next, &path)?;
     end(next)
 }

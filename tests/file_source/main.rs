@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use test_support::{
     Context, Ending, Need, Program, Session, Test, View, default_huge_page, hold, main_of, make_small, test_case,
@@ -93,6 +93,24 @@ fn end(mut session: Session) -> Result<()> {
 /// Brings a file into huge folios, for as long as a busy disk needs.
 fn prepare(t: &Context, path: &Path) -> Result<()> {
     t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success().map(drop)
+}
+
+/// Starts copies of a program, none of them in huge folios, until a start has prepared the whole file.
+fn start_that_prepares(t: &Context, program: &str, options: &[&str]) -> Result<(PathBuf, Session)> {
+    let built = Program::named(&format!("start/{program}.c"))?.build()?;
+    let mut copy = 1;
+    loop {
+        let path = files::own_copy_of(t, &built, &format!("{program}-{copy}"))?;
+        make_small(&path)?;
+        let session = start(t, options, &path)?;
+        let (huge, whole) = from_file(&View::of(session.pid())?, &path, default_huge_page()?);
+        if copy == MOST_COPIES || huge >= whole.max(8 << 20) {
+            return Ok((path, session));
+        }
+        t.note(session.stderr_so_far());
+        end(session)?;
+        copy += 1;
+    }
 }
 
 fn run(t: &Context, program: &str, pages: &str) -> Result<()> {
@@ -185,38 +203,51 @@ fn at_low_costs(command: &Command) -> Command {
 fn foreseen(t: &Context) -> Result<()> {
     let mut table = String::new();
     for (number, (state, options)) in STATES.into_iter().enumerate() {
-        let path =
-            files::own_copy_of(t, &Program::named("start/pie_by_default.c")?.build()?, &format!("program{number}"))?;
-        make_small(&path)?;
-        // A start that prepares the file needs free memory in pieces of a huge page.
-        fs::write("/proc/sys/vm/compact_memory", "1")?;
-        let held = match state {
-            "huge" => files::prepared(t, std::slice::from_ref(&path), 100)?,
-            "mapped by another" => {
-                let other = t.session(Command::new(&path))?;
-                other.wait_for_line("ready")?;
-                vec![other]
+        let mut is_foreseen = false;
+        for copy in 1..=MOST_COPIES {
+            is_foreseen = foresee(t, &format!("program{number}-{copy}"), state, options, &mut table)?;
+            if is_foreseen {
+                break;
             }
-            _ => Vec::new(),
-        };
-        let file = path.to_string_lossy();
-        let json = |words: &[&str]| -> Result<Value> {
-            Ok(serde_json::from_str(&t.run(at_low_costs(&t.pagelift(words)?))?.stdout)?)
-        };
-        let inspect = json(&[&["inspect", "--json"], options, &[&file]].concat())?;
-        let doctor = json(&["doctor", "--json", "--", &file])?["verdict"]["summary"].to_string();
-        let [dry, real] = ["dry", "real"].map(|name| t.folder().join(format!("{name}{number}")));
-        t.run(
-            t.lifted(&[&["--dry-run", "--report", &dry.to_string_lossy()], options].concat(), &Command::new(&path))?,
-        )?;
-        let dry: Value = serde_json::from_str(&fs::read_to_string(dry)?)?;
-        let session = start(t, &[&["--report", &real.to_string_lossy()], options].concat(), &path)?;
-        let real: Value = serde_json::from_str(&fs::read_to_string(real)?)?;
-        end(session)?;
-        let (inspect, dry, ran) = (planned(&inspect), planned(&dry), lifted(&real));
-        table +=
-            &format!("{state} {options:?}\n  inspect {inspect:?}\n  dry run {dry:?}\n  run     {ran:?}\n  {doctor}\n");
-        ensure!(inspect == dry && dry == ran, "{table}");
+        }
+        ensure!(is_foreseen, "{table}");
+    }
+    t.note(&table);
+    Ok(())
+}
+
+/// The same for a copy in one state. Returns false if the start did another lift.
+fn foresee(t: &Context, name: &str, state: &str, options: &[&str], table: &mut String) -> Result<bool> {
+    let path = files::own_copy_of(t, &Program::named("start/pie_by_default.c")?.build()?, name)?;
+    make_small(&path)?;
+    // A start that prepares the file needs free memory in pieces of a huge page.
+    fs::write("/proc/sys/vm/compact_memory", "1")?;
+    let held = match state {
+        "huge" => files::prepared(t, std::slice::from_ref(&path), 100)?,
+        "mapped by another" => {
+            let other = t.session(Command::new(&path))?;
+            other.wait_for_line("ready")?;
+            vec![other]
+        }
+        _ => Vec::new(),
+    };
+    let file = path.to_string_lossy();
+    let json = |words: &[&str]| -> Result<Value> {
+        Ok(serde_json::from_str(&t.run(at_low_costs(&t.pagelift(words)?))?.stdout)?)
+    };
+    let inspect = json(&[&["inspect", "--json"], options, &[&file]].concat())?;
+    let doctor = json(&["doctor", "--json", "--", &file])?["verdict"]["summary"].to_string();
+    let [dry, real] = ["dry", "real"].map(|kind| t.folder().join(format!("{kind}-{name}")));
+    t.run(t.lifted(&[&["--dry-run", "--report", &dry.to_string_lossy()], options].concat(), &Command::new(&path))?)?;
+    let dry: Value = serde_json::from_str(&fs::read_to_string(dry)?)?;
+    let session = start(t, &[&["--report", &real.to_string_lossy()], options].concat(), &path)?;
+    let real: Value = serde_json::from_str(&fs::read_to_string(real)?)?;
+    end(session)?;
+    let (inspect, dry, ran) = (planned(&inspect), planned(&dry), lifted(&real));
+    *table +=
+        &format!("{state} {options:?}\n  inspect {inspect:?}\n  dry run {dry:?}\n  run     {ran:?}\n  {doctor}\n");
+    let is_foreseen = inspect == dry && dry == ran;
+    if is_foreseen {
         for (source, bytes) in inspect.0.iter().filter(|_| options.is_empty()) {
             let bytes = format_bytes(*bytes);
             ensure!(doctor.contains(source) && doctor.contains(&bytes), "{bytes} by {source}\n{table}");
@@ -226,10 +257,9 @@ fn foreseen(t: &Context) -> Result<()> {
             let pid = held.first().map(Session::pid).context("nobody holds it")?;
             ensure!(why.contains(&format!(" {pid})")) && !why.contains("differ from the file's offsets"), "{why}");
         }
-        held.into_iter().try_for_each(end)?;
     }
-    t.note(&table);
-    Ok(())
+    held.into_iter().try_for_each(end)?;
+    Ok(is_foreseen)
 }
 
 fn number(value: &Value) -> u64 {
@@ -363,15 +393,15 @@ fn written_to(t: &Context) -> Result<()> {
 
 /// The launcher prepares the file, and the library in the program maps it.
 fn preloaded(t: &Context) -> Result<()> {
-    let path = own_copy(t, "fixed_address_executable")?;
-    make_small(&path)?;
-    for pages in ["file", "auto"] {
-        let session = start(t, &["--pages", pages, "--via", "preload", "--lift", "text,rodata"], &path)?;
+    let options = |pages| ["--pages", pages, "--via", "preload", "--lift", "text,rodata"];
+    let (path, first) = start_that_prepares(t, "fixed_address_executable", &options("file"))?;
+    let check = |session: Session| -> Result<()> {
         session.wait_for_stderr("(file)")?;
         check_all_from_file(&session, &path)?;
-        end(session)?;
-    }
-    Ok(())
+        end(session)
+    };
+    check(first)?;
+    check(start(t, &options("auto"), &path)?)
 }
 
 /// If huge pages were disabled before the exec, they stay disabled in the program that `run` starts.
