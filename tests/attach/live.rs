@@ -238,12 +238,12 @@ fn sleeps_in(pid: u32, number: i64) -> bool {
 
 /// A wait of a relative time continues with the remaining time, however often it is stopped.
 fn timed(t: &Context, call: &str) -> Result<()> {
-    let mut command = Program::named("attach/waits_for_six_seconds.c")?.command()?;
+    let mut command = Program::named("attach/waits_for_twelve_seconds.c")?.command()?;
     if call != "of_each_thread" {
         command.arg(call);
     }
     let session = begin(t, command)?;
-    session.wait_for_line("four seconds are over")?;
+    session.wait_for_line("eight seconds are over")?;
     let pid = session.pid().to_string();
     pagelift(t, &["attach", "--pages", "thp", &pid])?;
     pagelift(t, &["detach", &pid])?;

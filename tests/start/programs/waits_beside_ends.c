@@ -33,7 +33,7 @@ int main(void) {
     int ready = epoll_wait(e, &event, 1, 4000);
     double took = now() - started;
     if (ready) printf("%s\n", strerror(errno));
-    else printf("%s\n", took < 4 ? "early" : took > 7 ? "late" : "in time");
+    else printf("%s\n", took < 4 ? "early" : took > 10 ? "late" : "in time");
     for (int i = 0; i < CHILDREN; i++) kill(children[i], SIGKILL), waitpid(children[i], NULL, 0);
     return 0;
 }

@@ -1,6 +1,6 @@
-// Threads wait once for a relative time of six seconds, each in a different call, and report how the wait ended. After
-// four seconds the program prints a line: a later stop must not restart the waits. With `alone` the only thread waits,
-// in the named call, and a child prints that line.
+// Threads wait once for a relative time of twelve seconds, each in a different call, and report how the wait ended.
+// After eight seconds the program prints a line: a later stop must not restart the waits. With `alone` the only thread
+// waits, in the named call, and a child prints that line.
 //
 // build: gcc -g -O1 -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE
@@ -20,8 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LENGTH 6
-#define MOST 9
+#define LENGTH 12
+#define MOST 18
 static const struct timespec length = {LENGTH, 0};
 
 static double now(void) {
@@ -107,8 +107,8 @@ static void *wait_once(void *number) {
 static void say_later(void) {
     printf("ready\n");
     fflush(stdout);
-    sleep(4);
-    printf("four seconds are over\n");
+    sleep(8);
+    printf("eight seconds are over\n");
     fflush(stdout);
 }
 
