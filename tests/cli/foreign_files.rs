@@ -13,7 +13,7 @@ use test_support::{Context, Ending, Need, Program, SilentServer, Test, copy_prog
 /// The user that the hostile program runs as.
 const NOBODY: u32 = 65534;
 /// Longer than the time limit of any single read.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// A function of the program that only its symbol table names.
 const FUNCTION: &str = "code";
 

@@ -14,7 +14,7 @@ const KILLS: u64 = 150;
 /// Limit of additional rounds, if no kill came before the image or none after it.
 const ROUNDS_MORE: u64 = 20;
 /// Time limit of a command that waits for no lock, in which others wait up to a minute.
-const AT_ONCE: Duration = Duration::from_secs(30);
+const AT_ONCE: Duration = Duration::from_secs(50);
 
 pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
