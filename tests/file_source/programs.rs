@@ -2,7 +2,7 @@
 //! work.
 
 use crate::files::{own_copy_of, prepared};
-use crate::{from_file, prepare, start};
+use crate::{MOST_COPIES, from_file, prepare, start};
 use address_space::{Address, ElfImage};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -330,10 +330,18 @@ fn followed(t: &Context) -> Result<()> {
     let (compiler, source) = compiler(t)?;
     let plain = driver(&compiler, &source, &t.folder().join("plain.s"));
     t.run_within(plain, LONG)?.success()?;
-    make_small(&compiler)?;
     let options = [&FROM_THE_FILE[..], &["--only", "cc1plus"]].concat();
-    let lifted = t.lifted(&options, &driver(&compiler, &source, &t.folder().join("lifted.s")))?;
-    let output = t.run_within(lifted, LONG)?.success()?;
+    let mut output = None;
+    // A program does not wait long at its entry for a helper that gets no CPU.
+    for _ in 0..MOST_COPIES {
+        make_small(&compiler)?;
+        let lifted = t.lifted(&options, &driver(&compiler, &source, &t.folder().join("lifted.s")))?;
+        let ended = output.insert(t.run_within(lifted, LONG)?.success()?);
+        if !ended.stderr.contains("its helper was not scheduled in time") {
+            break;
+        }
+    }
+    let output = output.context("no run")?;
     let said = output.own_lines();
     ensure!(said.len() == 1 && said[0].contains("cc1plus[") && said[0].contains("(file)"), "{said:?}");
     same(t, "lifted.s", "plain.s")
