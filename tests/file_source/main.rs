@@ -216,7 +216,7 @@ fn foreseen(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The same for a copy in one state. Returns false if the start did another lift.
+/// Compares the plan with the lift of a copy in one state. Returns false if the start did another lift.
 fn foresee(t: &Context, name: &str, state: &str, options: &[&str], table: &mut String) -> Result<bool> {
     let path = files::own_copy_of(t, &Program::named("start/pie_by_default.c")?.build()?, name)?;
     make_small(&path)?;
