@@ -225,7 +225,7 @@ fn changes(t: &Context, what: &str) -> Result<()> {
     if std::env::var_os(ROUNDS).is_some() {
         println!("{what}: lifted in {lifted} of {count} rounds; the longest took {longest:.1?}");
     }
-    poll_until(Duration::from_secs(120), "it to be let go", || {
+    poll_until(Duration::from_secs(120), "the end of its tracing", || {
         process_field(session.pid(), "TracerPid").as_deref() == Some("0")
     })?;
     session.send("\n")?;

@@ -14,7 +14,7 @@ use test_support::{
 };
 
 const PROGRAM: &str = "attach/uses_all_its_stack.c";
-/// Number of lifts that are killed. More follow if none of them was killed at the right moment.
+/// Number of lifts that are killed. More lifts follow if no kill came at the right moment.
 const ROUNDS: u64 = 120;
 const MOST_ROUNDS: u64 = 10 * ROUNDS;
 /// Time of a lift on an idle machine.

@@ -95,7 +95,7 @@ fn prepare(t: &Context, path: &Path) -> Result<()> {
     t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success().map(drop)
 }
 
-/// Starts copies of a program, none of them in huge folios, until a start has prepared the whole file.
+/// Starts copies of a program in small folios until a start has prepared the whole file.
 fn start_that_prepares(t: &Context, program: &str, options: &[&str]) -> Result<(PathBuf, Session)> {
     let built = Program::named(&format!("start/{program}.c"))?.build()?;
     let mut copy = 1;

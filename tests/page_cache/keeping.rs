@@ -205,7 +205,7 @@ fn units(t: &Context) -> Result<()> {
 
 /// As started by a unit: the remaining capabilities suffice to read files and processes of other users.
 fn with_few_capabilities(t: &Context) -> Result<()> {
-    // A name that no other test has: the keeper prepares the files of all programs of that name.
+    // A name that no other test has: the keeper prepares the files of all programs with that name.
     let name = "kept_by_its_unit";
     let program = t.folder().join(name);
     fs::rename(large_program(t, "")?, &program)?;

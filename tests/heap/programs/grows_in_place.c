@@ -41,7 +41,7 @@ static void check_all(const char *block, size_t size, char value) {
         CHECK(block[at] == value);
 }
 
-/* The number of the block behind a block; -1 if there is none. A part of a page lies between them. */
+/* The number of the block behind a block; -1 if there is none. Part of a page is between the two. */
 static int block_behind(char **blocks, int number) {
     for (int i = 0; i < MANY; i++) {
         ptrdiff_t distance = blocks[i] ? blocks[i] - blocks[number] : 0;

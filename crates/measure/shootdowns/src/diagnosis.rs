@@ -20,7 +20,7 @@ pub const FEWEST_STACKS: f64 = 20.0;
 
 /// Maximum length of a command line, in bytes. Flags come first.
 const MOST_WORDS: usize = 64 << 10;
-/// Maximum length of an environment, in bytes: half of what execve(2) takes by default for the words and the environment.
+/// Maximum length of an environment, in bytes: half the default limit of execve(2) for words and environment together.
 const MOST_ENVIRONMENT: usize = 1 << 20;
 /// Memory of a word or variable beside its text.
 const EACH: usize = 128;

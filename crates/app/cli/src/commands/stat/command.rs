@@ -223,7 +223,7 @@ fn too_soon<T>(only: &[String]) -> Outcome<T> {
     })
 }
 
-/// The examined process: the command, or its first descendant with one of these names.
+/// The process to examine: the command, or its first descendant whose name is listed.
 struct Subject {
     root: i32,
     only: Vec<String>,
