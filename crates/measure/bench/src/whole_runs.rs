@@ -22,6 +22,7 @@ use measure::toggle::{Block, Blocks, Measured, WINDOWS, Window};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::resource::{UsageWho, getrusage};
 use process_view::ProcessFiles;
+use std::cell::RefCell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -201,7 +202,15 @@ impl Runs<'_, '_, '_> {
 
     /// Makes a run.
     fn one_run(&mut self, arm: Option<usize>, report: Option<&Path>, looker: Option<Looker<'_>>) -> Result<Run, Ended> {
-        one_run((self.command)(arm, report), &self.conduct, self.longest, looker)
+        // The user's command, not that of an arm, which the user has not written.
+        let make = RefCell::new(&mut *self.command);
+        let words = || format!("{:?}", (make.borrow_mut())(None, None));
+        let command = (make.borrow_mut())(arm, report);
+        let mut ended = one_run(command, &words, &self.conduct, self.longest, looker);
+        if let (Err(Ended::Failed(why)), Some(arm)) = (&mut ended, arm) {
+            *why += &format!(" (in a run of {})", self.recorder.record().header.arms[arm]);
+        }
+        ended
     }
 
     /// Finds the files that the program maps by a plain run.
@@ -381,29 +390,29 @@ struct Run {
 
 fn one_run(
     mut command: Command,
+    words: &dyn Fn() -> String,
     conduct: &Conduct<'_>,
     longest: Duration,
     mut looker: Option<Looker<'_>>,
 ) -> Result<Run, Ended> {
-    let words = format!("{command:?}");
     let before = counters_of_children()?;
     let started = Instant::now();
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => return Err(Ended::Failed(format!("{words} cannot be executed: {error}"))),
+        Err(error) => return Err(Ended::Failed(format!("{} cannot be executed: {error}", words()))),
     };
     let is_over = || {
         if conduct.is_interrupted() {
             return Some(Ended::Interrupted);
         }
-        (started.elapsed() >= longest).then(|| Ended::Failed(endless(&words, longest)))
+        (started.elapsed() >= longest).then(|| Ended::Failed(endless(&words(), longest)))
     };
     let end = wait(&mut child, &is_over, looker.as_mut())?;
     if !end.is_success {
         if !conduct.wait(INTERRUPTION) {
             return Err(Ended::Interrupted);
         }
-        return Err(Ended::Failed(failed_run(&words, &end.status)));
+        return Err(Ended::Failed(failed_run(&words(), &end.status)));
     }
     let counters = between(before, counters_of_children()?);
     let window =

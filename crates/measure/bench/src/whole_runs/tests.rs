@@ -160,6 +160,19 @@ fn a_run_that_fails_ends_it() {
     assert!(why.contains(" failed (exit status: 3); needed: a command that succeeds; fix: run it alone"), "{why}");
 }
 
+/// An arm's command is Pagelift's own, with options that the user has not written.
+#[test]
+fn a_failed_arm_is_named_with_the_command_of_the_user() {
+    let mut command = |arm: Option<usize>, _: Option<&Path>| Command::new(if arm.is_some() { "false" } else { "true" });
+    let header =
+        Header::new(Design::Runs, "x".to_owned(), vec!["lifted".to_owned()], "runs".to_owned(), Per::Second, 1);
+    let interrupted = AtomicBool::new(false);
+    let limits = Limits { time: Duration::from_secs(100), resolution: None, interrupted: &interrupted };
+    let record = run(&mut command, Observed::default(), header, limits, None, &mut |_| ()).unwrap();
+    let Some(Ended::Failed(why)) = record.ended() else { panic!("{:?}", record.ended()) };
+    assert!(why.starts_with("\"true\" failed (exit status: 1); ") && why.ends_with(" (in a run of lifted)"), "{why}");
+}
+
 /// The end of an experiment and its number of blocks, if each run sleeps for these seconds.
 fn end_of_runs(seconds: &str, time: Duration, overtime: Duration) -> (Ended, usize) {
     let arms = vec!["arm".to_owned()];
