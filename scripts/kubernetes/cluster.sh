@@ -4,7 +4,9 @@
 
 node=node-1
 started=()
-# Folders of the host that were missing.
+# Folders in whose place the cluster has its own.
+own_places="/run/pagelift /var/lib/pagelift /var/lib/kubelet /var/lib/cni /run/containerd /run/netns /var/log"
+# Those that the host did not have.
 made=()
 # Settings that the kubelet would change for the whole machine.
 kubelet_settings="vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes"
@@ -38,7 +40,7 @@ free_port() {
 # The host's own state, logs and settings stay as they are. Called in a mount namespace of the test's own.
 separate_from_host() {
     local place setting
-    for place in /run/pagelift /var/lib/pagelift /var/lib/kubelet /var/lib/cni /run/containerd /run/netns /var/log; do
+    for place in $own_places; do
         [ -d "$place" ] || { mkdir "$place" && made+=("$place"); }
         mkdir -p "$work/host$place"
         mount --bind "$work/host$place" "$place" || return 1
