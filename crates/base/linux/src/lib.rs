@@ -11,6 +11,7 @@ pub mod cpu_time;
 pub mod cpus;
 pub mod descriptors;
 pub mod ended;
+pub mod entries;
 pub mod exec_events;
 pub mod executed;
 pub mod features;
