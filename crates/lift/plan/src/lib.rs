@@ -47,6 +47,6 @@ pub use probes::{
 };
 pub use reason::Reason;
 pub use shortfall::Shortfall;
-pub use special::special_mappings;
+pub use special::{special_mappings, special_properties};
 pub use start::{BeforeExec, StartWork, shows_files_alone, start_work};
 pub use steps::{Step, steps_of};

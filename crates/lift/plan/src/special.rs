@@ -3,6 +3,7 @@
 use crate::SpecialMapping;
 use address_space::MappingFlags;
 use alloc::borrow::ToOwned;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 /// Properties of a mapping that a copy of its memory would lose, by their flags in smaps (proc_pid_smaps(5)).
@@ -21,19 +22,20 @@ const SPECIAL_FLAGS: [(&str, &str); 10] = [
 
 /// Returns the mappings that have such a property.
 pub fn special_mappings(mappings: &[MappingFlags]) -> Vec<SpecialMapping> {
-    let mut special = Vec::new();
-    for mapping in mappings {
-        let known = |flag: &str| SPECIAL_FLAGS.iter().position(|(special, _)| *special == flag);
-        let property = match mapping.flags.split(' ').filter_map(known).min() {
-            Some(first) => SPECIAL_FLAGS[first].1.to_owned(),
-            None if mapping.protection_key != 0 => {
-                alloc::format!("guarded by protection key {}", mapping.protection_key)
-            }
-            None => continue,
-        };
-        special.push(SpecialMapping { range: mapping.range, property });
-    }
-    special
+    let special = |mapping: &MappingFlags| {
+        let property = special_properties(mapping).into_iter().next()?;
+        Some(SpecialMapping { range: mapping.range, property })
+    };
+    mappings.iter().filter_map(special).collect()
+}
+
+/// Returns all such properties of a mapping, the most important first.
+pub fn special_properties(mapping: &MappingFlags) -> Vec<String> {
+    let has = |flag: &str| mapping.flags.split(' ').any(|found| found == flag);
+    let flagged = SPECIAL_FLAGS.iter().filter(|(flag, _)| has(flag)).map(|(_, property)| (*property).to_owned());
+    let key = mapping.protection_key;
+    let guarded = (key != 0).then(|| alloc::format!("guarded by protection key {key}"));
+    flagged.chain(guarded).collect()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! for each call that only the process itself can make. For the swap of a range every thread is stopped, and the range
 //! is checked again: the program may have unmapped it since, or written to it.
 
+mod attributes;
 mod comparing;
 mod copying;
 mod entering;
@@ -26,6 +27,7 @@ use crate::remote::injection::{InjectError, arguments_to_open};
 use crate::remote::originals::code_of;
 use crate::remote::seccomp;
 use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet};
+use attributes::Attributes;
 use comparing::CHANGED;
 use entering::enter;
 use lift_execution::{Backing, CallError, Executor, FileMapping, persist};
@@ -94,6 +96,7 @@ pub struct LiveExecutor {
     from_memory: RangeSet,
     /// Pages of these copies in which the kernel inserted uprobes when it mapped their files.
     probed: RangeSet,
+    known: attributes::Known,
     has_cleaned_up: bool,
     /// Time for which threads were stopped to make calls.
     held: Duration,
@@ -145,6 +148,7 @@ impl LiveExecutor {
             staging,
             from_memory: RangeSet::new(),
             probed: RangeSet::new(),
+            known: attributes::Known::default(),
             has_cleaned_up: false,
             held: Duration::ZERO,
             refusal: None,
@@ -488,9 +492,11 @@ impl Executor for LiveExecutor {
         let staged = self.staging.covers(from);
         let mut comparison = self.comparison(range, from);
         let refill = self.refill(range, from.start());
+        let attributes = staged.then(|| self.attributes_of(range));
         self.with_all_stopped(range, |calls| {
             if staged {
                 comparison.expect_same(calls)?;
+                attributes.map_or(Ok(()), Attributes::expect_known)?;
                 // Noted first: a copy that is ordinary memory of the program is found by that only.
                 calls.page.set_swap(calls.memory, from, to).map_err(|error| failed("writing memory", &error))?;
                 calls.end_staging(from)?;
