@@ -1,7 +1,7 @@
 //! Programs that run in other namespaces, below another root, in vfork, under seccomp, or as another user: lifted, or
 //! refused with the reason, and unharmed.
 
-use address_space::{Address, ElfImage, Protection};
+use address_space::{Address, ElfImage, MappingUsage, Protection};
 use anyhow::{Context as _, Result, ensure};
 use std::fs::{self, File};
 use std::os::unix::fs::chown;
@@ -52,6 +52,7 @@ fn main() -> ExitCode {
             locked_in_by_landlock,
         ),
         test_case("with_a_breakpoint_in_what_only_the_last_plan_lifts", with_pool(), breakpoint_in_library),
+        test_case("with_attributes_set_since_the_lift", needs(), attributes_since_lift),
         test_case("whose_library_is_exchanged_meanwhile", needs(), exchanged_library),
         test_case("in_which_a_probe_is_set_meanwhile", needs(), probe_set_meanwhile),
     ])
@@ -386,6 +387,49 @@ fn breakpoint_in_library(t: &Context) -> Result<()> {
     session.send("\n")?;
     let output = session.finish()?.success()?;
     ensure!(output.stdout.ends_with("the breakpoint is in its file\n"), "{}", output.stdout);
+    Ok(())
+}
+
+/// A mapping of the file is locked like the copy, and lacks other attributes.
+fn attributes_since_lift(t: &Context) -> Result<()> {
+    let mut session = t.session(Program::named("attach/sets_attributes.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    let number = session.pid().to_string();
+    let attach = || pagelift(t, &["attach", "--pages", "thp", "--lift", "text", "--objects", "exe", &number], None);
+    let detach = || pagelift(t, &["detach", &number], None);
+    let mut set = |attribute: &str| {
+        session.send(&format!("{attribute}\n"))?;
+        session.wait_for_line(&format!("{attribute}: set"))
+    };
+    // The code's flags, while it is on huge pages of a copy or not.
+    let flags = |lifted: bool| -> Result<Vec<String>> {
+        let view = View::of(number.parse()?)?;
+        let program = view.executable()?;
+        let code = program.image.segments.iter().find(|segment| segment.protection.execute).context("no code")?;
+        let code = code.memory.shifted(program.bias);
+        let usages: Vec<_> = view.usages.iter().filter(|usage| usage.mapping.range.overlaps(code)).collect();
+        let is_huge = |usage: &&MappingUsage| usage.anonymous_huge > 0 && usage.mapping.protection.execute;
+        ensure!(usages.iter().any(is_huge) == lifted, "{usages:?}");
+        Ok(usages.into_iter().map(|usage| usage.flags.clone()).collect())
+    };
+    let has = |flags: &[String], flag: &str| flags.iter().all(|flags| flags.split(' ').any(|found| found == flag));
+    attach()?.success()?;
+    set("lock")?;
+    ensure!(has(&flags(true)?, "lo"), "not locked: {:?}", flags(true)?);
+    detach()?.success()?;
+    ensure!(has(&flags(false)?, "lo"), "no longer locked: {:?}", flags(false)?);
+    set("unlock")?;
+    attach()?.success()?;
+    set("dontfork")?;
+    let refused = detach()?;
+    let why = "not inherited by children (MADV_DONTFORK) since the lift";
+    ensure!(refused.ending != Ending::Exit(0) && refused.stderr.contains(why), "{}", refused.stderr);
+    ensure!(has(&flags(true)?, "dc"), "{:?}", flags(true)?);
+    set("dofork")?;
+    detach()?.success()?;
+    ensure!(!has(&flags(false)?, "dc"), "{:?}", flags(false)?);
+    session.send("end\n")?;
+    session.finish()?.success()?;
     Ok(())
 }
 

@@ -4,11 +4,11 @@ use super::{Selected, executor_for};
 use crate::SessionError;
 use crate::files::own_path;
 use address_space::{
-    Address, AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection,
-    RangeSet, format_bytes,
+    Address, AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingFlags, MappingName, ObjectRole,
+    Protection, RangeSet, format_bytes,
 };
 use lift_execution::{CallError, FileMapping, RestoredPart, RestoredRange, move_to_ordinary};
-use lift_plan::{Reason, holds_probe};
+use lift_plan::{Reason, holds_probe, special_properties};
 use machine_facts::base_page;
 use process_view::{ObjectReader, ProcessFiles};
 use ptrace::attach::{LiveExecutor, Pause, Target};
@@ -79,15 +79,17 @@ fn restore_all(target: Target) -> Result<Detached, SessionError> {
     if lifted.is_empty() {
         return left(executor, Detached::default());
     }
-    if let Some(range) = sealed_of(pid, &lifted)? {
+    let attributes = attributes_of(pid, &lifted)?;
+    if let Some(range) = sealed_of(&attributes, &lifted) {
         let why =
             format!("{range} is sealed (`--seal`), so that the kernel refuses to replace it; fix: restart the program");
         return Err(SessionError::Refused(executor.finish().with_reason(why)));
     }
+    executor.accept_attributes(attributes.clone());
     let mut restored = 0;
     let mut failed = Vec::new();
     for lifted in &lifted {
-        match restore(&mut executor, pid, &space, lifted) {
+        match restore(&mut executor, pid, &space, lifted, &Attributes::of(lifted.range, &attributes)) {
             Ok(()) => restored += lifted.range.len(),
             Err(error) => failed.push(format!("{} {}: {}", lifted.object.name(), lifted.range, error.in_full())),
         }
@@ -111,13 +113,50 @@ fn left(executor: LiveExecutor, detached: Detached) -> Result<Detached, SessionE
     }
 }
 
+/// Returns the flags of the mappings in lifted ranges.
+fn attributes_of(pid: i32, lifted: &[Lifted<'_>]) -> Result<Vec<MappingFlags>, SessionError> {
+    let Some(end) = lifted.iter().map(|lifted| lifted.range.end()).max() else { return Ok(Vec::new()) };
+    let mut flags = ProcessFiles::of(pid).mapping_flags_below(end)?;
+    flags.retain(|mapping| lifted.iter().any(|lifted| lifted.range.overlaps(mapping.range)));
+    Ok(flags)
+}
+
 /// Returns the first of these ranges that is sealed: smaps shows the flag `sl` (Linux 6.10).
-fn sealed_of(pid: i32, lifted: &[Lifted<'_>]) -> Result<Option<AddressRange>, SessionError> {
-    let Some(end) = lifted.iter().map(|lifted| lifted.range.end()).max() else { return Ok(None) };
-    let flags = ProcessFiles::of(pid).mapping_flags_below(end)?;
-    let sealed = flags.iter().filter(|mapping| mapping.flags.split(' ').any(|flag| flag == "sl"));
-    let ranges: Vec<AddressRange> = sealed.map(|mapping| mapping.range).collect();
-    Ok(lifted.iter().map(|lifted| lifted.range).find(|range| ranges.iter().any(|sealed| sealed.overlaps(*range))))
+fn sealed_of(attributes: &[MappingFlags], lifted: &[Lifted<'_>]) -> Option<AddressRange> {
+    let sealed: Vec<_> = attributes.iter().filter(|mapping| has_flag(mapping, "sl")).collect();
+    lifted.iter().map(|lifted| lifted.range).find(|range| sealed.iter().any(|sealed| sealed.range.overlaps(*range)))
+}
+
+fn has_flag(mapping: &MappingFlags, flag: &str) -> bool {
+    mapping.flags.split(' ').any(|found| found == flag)
+}
+
+/// Attributes that the program has given to a range since its lift. A new mapping of the file lacks them.
+#[derive(Debug, PartialEq, Eq)]
+struct Attributes {
+    /// The range is locked (mlock, mlockall). The mapping of the file is locked, too.
+    locked: bool,
+    /// An attribute that the mapping of the file cannot get.
+    lost: Option<String>,
+}
+
+impl Attributes {
+    fn of(range: AddressRange, attributes: &[MappingFlags]) -> Self {
+        let within = || attributes.iter().filter(|mapping| mapping.range.overlaps(range));
+        // A lift itself keeps pages of the pool out of core dumps.
+        let is_kept = |mapping: &MappingFlags, flag: &str| flag == "lo" || flag == "dd" && has_flag(mapping, "ht");
+        let lost = |mapping: &MappingFlags| {
+            let flags: Vec<&str> = mapping.flags.split(' ').filter(|flag| !is_kept(mapping, flag)).collect();
+            special_properties(&MappingFlags { flags: flags.join(" "), ..mapping.clone() }).into_iter().next()
+        };
+        let locked: RangeSet =
+            within().filter(|mapping| has_flag(mapping, "lo")).map(|mapping| mapping.range.intersect(range)).collect();
+        // The kernel does not move several mappings at once.
+        let in_part = || Some("locked in memory in part (mlock)".to_owned());
+        let is_in_part = !locked.is_empty() && !locked.covers(range);
+        let lost = within().find_map(lost).or_else(|| if is_in_part { in_part() } else { None });
+        Self { locked: locked.covers(range), lost }
+    }
 }
 
 /// Returns the number of bytes of a range that are restored at a time. No page of the pool is cut: its size divides the
@@ -186,7 +225,13 @@ fn restore(
     pid: i32,
     space: &AddressSpace,
     lifted: &Lifted<'_>,
+    attributes: &Attributes,
 ) -> Result<(), SessionError> {
+    if let Some(property) = &attributes.lost {
+        return Err(SessionError::Refused(format!(
+            "the program has made it {property} since the lift, which a mapping of its file would lack; fix: restart the program"
+        )));
+    }
     if let Some(whole) = &lifted.shared_page {
         return Ok(move_to_ordinary(executor, whole.range, whole.protection, lifted.at_once)?);
     }
@@ -198,7 +243,14 @@ fn restore(
     let parts = &[RestoredPart { range: lifted.range, protection, file }];
     let Lifted { range, at_once, .. } = *lifted;
     let whole = RestoredRange { range, protection, is_pool: false, at_once, parts };
-    lift_execution::restore(executor, &whole, |executor, _, copy| changes_in(executor, lifted, copy)).map_err(explained)
+    let complete = |executor: &mut LiveExecutor, _: &RestoredPart<'_>, copy| -> Result<RangeSet, SessionError> {
+        let changes = changes_in(executor, lifted, copy)?;
+        if attributes.locked {
+            executor.lock_in_memory(copy)?;
+        }
+        Ok(changes)
+    };
+    lift_execution::restore(executor, &whole, complete).map_err(explained)
 }
 
 /// Adds the fix to the error of a program that may no longer open its own file. No other process can open it in its place.
@@ -296,6 +348,32 @@ mod tests {
         now[..16].copy_from_slice(&[0xcc; 16]);
         let seen = seen(&now, range(0xff8));
         assert_eq!((&seen[..8], &seen[8..16]), (&[0x90; 8][..], &[0xcc; 8][..]));
+    }
+
+    #[test]
+    fn attributes_of_the_program_are_kept_or_refused() {
+        let range = |start, end| AddressRange::new(Address(start), Address(end));
+        let mapping = |start, end, flags: &str| MappingFlags {
+            range: range(start, end),
+            protection_key: 0,
+            flags: flags.to_owned(),
+        };
+        let all = [
+            mapping(0x1000, 0x2000, "rd ex mr me hg"),
+            mapping(0x2000, 0x3000, "rd ex lo hg"),
+            mapping(0x3000, 0x4000, "rd ht dd"),
+            mapping(0x4000, 0x5000, "rd lo dc"),
+            MappingFlags { protection_key: 3, ..mapping(0x5000, 0x6000, "rd") },
+        ];
+        let of = |start, end| Attributes::of(range(start, end), &all);
+        let kept = |locked| Attributes { locked, lost: None };
+        assert_eq!(
+            [of(0x1000, 0x2000), of(0x2000, 0x2800), of(0x3000, 0x4000)],
+            [kept(false), kept(true), kept(false)]
+        );
+        assert_eq!(of(0x1800, 0x3000).lost.unwrap(), "locked in memory in part (mlock)");
+        assert_eq!(of(0x4000, 0x5000).lost.unwrap(), "not inherited by children (MADV_DONTFORK)");
+        assert_eq!(of(0x5000, 0x6000).lost.unwrap(), "guarded by protection key 3");
     }
 
     #[test]
