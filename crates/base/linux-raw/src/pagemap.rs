@@ -106,6 +106,8 @@ impl Entry {
     const OF_FILE: u64 = 1 << 61;
     const SWAPPED: u64 = 1 << 62;
     const PRESENT: u64 = 1 << 63;
+    /// Number of the page frame, if the page is present; 0 for readers without CAP_SYS_ADMIN.
+    const FRAME: u64 = (1 << 55) - 1;
 
     /// True if the page is present.
     pub fn is_present(self) -> bool {
@@ -115,6 +117,11 @@ impl Entry {
     /// True if the page is present, and another process has it, too, or it is the kernel's page of zeros.
     pub fn is_common(self) -> bool {
         self.is_present() && self.0 & Self::EXCLUSIVE == 0
+    }
+
+    /// The number of the page frame; `None` if the page is not present, or the kernel hides the number.
+    pub fn frame(self) -> Option<u64> {
+        Some(self.0 & Self::FRAME).filter(|&frame| frame != 0 && self.is_present())
     }
 
     /// True if the page is a guard page.

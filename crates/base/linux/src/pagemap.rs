@@ -5,13 +5,16 @@
 
 use crate::text::open_of_process;
 use crate::watch::watched;
-use address_space::{AddressRange, PageSize, RangeSet};
+use address_space::{Address, AddressRange, PageSize, RangeSet};
 pub use linux_raw::pagemap::PAGEMAP_SCAN;
 use linux_raw::pagemap::{EMPTY_REGION, Entry, Wanted, entries_that, scan};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::fs::File;
 use std::io;
+use std::num::NonZeroUsize;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 
 /// Regions that one call may return.
 const REGIONS: usize = 128;
@@ -104,7 +107,8 @@ impl Pagemap {
     }
 
     /// Counts the pages of `range`, which is private anonymous memory. The zero page, which backs memory that was only read, is
-    /// left out if the kernel reports it (Linux 6.7). Older kernels have it count as common.
+    /// left out if the kernel reports it (Linux 6.7), or the numbers of page frames (CAP_SYS_ADMIN). Otherwise it counts as
+    /// common.
     ///
     /// # Errors
     /// The kernel's.
@@ -123,12 +127,21 @@ impl Pagemap {
         })?;
         if found.common > 0 {
             let mut zeros = 0;
-            // An error means that the kernel does not report it.
-            let _ = self.scan_each(range, Wanted::ZERO_PAGE, |part| zeros += part.len());
+            let scanned = self.scan_each(range, Wanted::ZERO_PAGE, |part| zeros += part.len());
+            if scanned.is_err() {
+                zeros = self.zeros_by_frame(range).unwrap_or(0);
+            }
             found.present = found.present.saturating_sub(zeros);
             found.common = found.common.saturating_sub(zeros);
         }
         Ok(found)
+    }
+
+    /// Returns the number of bytes of `range` that the zero page maps; `None` if the kernel hides its frame.
+    fn zeros_by_frame(&self, range: AddressRange) -> Option<u64> {
+        let zero = zero_frame(self.base_page)?;
+        let found = self.entries_that(range, |entry| entry.is_common() && entry.frame() == Some(zero));
+        Some(found.ok()?.bytes())
     }
 
     /// Returns the parts of `range`, which is private anonymous memory, that are mapped by huge pages other than the huge page
@@ -163,11 +176,36 @@ impl Pagemap {
     }
 }
 
+/// Returns the frame of the zero page: of a page of this process that was only read. x86-64 and AArch64 have one zero page.
+fn zero_frame(base_page: PageSize) -> Option<u64> {
+    static FOUND: OnceLock<Option<u64>> = OnceLock::new();
+    let find = || {
+        let length = NonZeroUsize::new(usize::try_from(base_page.bytes()).ok()?)?;
+        // SAFETY:
+        // - a new mapping, which nothing else knows of.
+        let page = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE) }.ok()?;
+        // SAFETY:
+        // - the page is mapped and readable.
+        unsafe { page.cast::<u8>().read_volatile() };
+        let mut frame = None;
+        let range = AddressRange::sized(Address(page.as_ptr() as u64), base_page.bytes());
+        let own = Pagemap::open(std::process::id().cast_signed(), base_page);
+        let look = |entry: Entry| {
+            frame = entry.frame();
+            false
+        };
+        let looked = own.and_then(|own| own.entries_that(range, look));
+        // SAFETY:
+        // - the mapping of this function, to which no reference exists.
+        let _ = unsafe { munmap(page, length.get()) };
+        looked.ok().and(frame)
+    };
+    *FOUND.get_or_init(find)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use address_space::Address;
-    use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
     fn base_page() -> PageSize {
         let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap();
@@ -224,10 +262,13 @@ mod tests {
         }
         let range = AddressRange::sized(Address(memory as u64), 8 * page);
         let pagemap = Pagemap::open(std::process::id() as i32, base_page()).unwrap();
-        let zero_is_known = pagemap.huge_private(range).is_ok();
+        let zero_is_known = pagemap.huge_private(range).is_ok() || pagemap.zeros_by_frame(range).is_some();
         let zeros = if zero_is_known { 0 } else { page };
         let expected = PrivatePages { present: 2 * page + zeros, common: zeros, ..PrivatePages::default() };
         assert_eq!(pagemap.private_pages(range).unwrap(), expected);
+        // As before Linux 6.7. Without CAP_SYS_ADMIN the kernel hides the frame.
+        let is_told = nix::unistd::geteuid().is_root();
+        assert_eq!(pagemap.zeros_by_frame(range).filter(|_| is_told), is_told.then_some(page));
         // SAFETY:
         // - the mapping of this test, which is not used afterwards.
         unsafe { munmap(at, length.get()) }.unwrap();
