@@ -109,23 +109,30 @@ pub fn part_of(changes: &mut [Change], request: &PoolRequest) -> Vec<Change> {
 /// are freed.
 ///
 /// # Errors
-/// The first refusal; the other changes are reverted all the same.
+/// The first refusal, of which the pool keeps its size; the other changes are reverted all the same.
 pub fn give_back(settings: &impl Settings, changes: &[Change]) -> Result<Vec<GivenBack>, PoolError> {
     let (mut given, mut failed) = (Vec::new(), None);
     for change in changes.iter().rev() {
-        let result = pool_of(settings, change.size).and_then(|before| {
-            let left = persistent(&before, change.node).saturating_sub(change.pages);
-            set_size(settings, change.size, change.node, left)?;
-            let after = pool_of(settings, change.size)?;
-            let freed = total(&before, change.node).saturating_sub(total(&after, change.node));
-            Ok(GivenBack { change: *change, freed })
-        });
-        match result {
+        match give_back_one(settings, *change) {
             Ok(one) => given.push(one),
             Err(error) => failed = failed.or(Some(error)),
         }
     }
     failed.map_or(Ok(given), Err)
+}
+
+fn give_back_one(settings: &impl Settings, change: Change) -> Result<GivenBack, PoolError> {
+    let before = pool_of(settings, change.size)?;
+    check_node(&before, change.node)?;
+    let found = persistent(&before, change.node);
+    // A count that cannot be read is 0, and a size of 0 would take the pages of others.
+    if found > 0 {
+        set_size(settings, change.size, change.node, found.saturating_sub(change.pages))?;
+    }
+    // The pages have gone back, also if the counts cannot be read now: a caller that tries again would take others' pages.
+    let counted = pool_of(settings, change.size).ok().filter(|after| check_node(after, change.node).is_ok());
+    let freed = counted.map_or(0, |after| total(&before, change.node).saturating_sub(total(&after, change.node)));
+    Ok(GivenBack { change, freed })
 }
 
 #[cfg(test)]

@@ -146,6 +146,28 @@ mod tests {
     }
 
     #[test]
+    fn pages_whose_counts_cannot_be_read_afterwards_go_back_once() {
+        let (folder, mut machine) = (tempfile::tempdir().unwrap(), machine());
+        let mut held = held(folder.path(), &machine);
+        machine.unreadable_after = Some(1);
+        held.give_back_part(&machine, lock(folder.path()), &[Simulated::request("2M:2@1")]).unwrap();
+        assert_eq!(machine.totals(), [10, 8]);
+        machine.unreadable_after = None;
+        held.give_back_all(&machine, lock(folder.path())).unwrap();
+        assert_eq!(machine.totals(), [7, 6]);
+    }
+
+    #[test]
+    fn no_size_is_set_from_counts_that_cannot_be_read() {
+        let (folder, mut machine) = (tempfile::tempdir().unwrap(), machine());
+        let mut held = held(folder.path(), &machine);
+        machine.unreadable_after = Some(0);
+        assert!(held.give_back_all(&machine, lock(folder.path())).is_err());
+        machine.unreadable_after = None;
+        assert_eq!((machine.totals(), held.is_empty()), (vec![10, 10], false));
+    }
+
+    #[test]
     fn all_does_not_include_held_pages() {
         let (folder, machine) = (tempfile::tempdir().unwrap(), machine());
         let mut held = held(folder.path(), &machine);

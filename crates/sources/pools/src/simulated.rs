@@ -36,6 +36,8 @@ pub struct Simulated {
     pub refuses: Option<(&'static str, i32)>,
     /// Interrupted after this number of writes.
     pub interrupted_after: Option<usize>,
+    /// No file can be read after this number of writes.
+    pub unreadable_after: Option<usize>,
 }
 
 impl Simulated {
@@ -52,6 +54,7 @@ impl Simulated {
             written: RefCell::default(),
             refuses: None,
             interrupted_after: None,
+            unreadable_after: None,
         }
     }
 
@@ -116,6 +119,9 @@ impl Simulated {
 
     fn tree(&self) -> BTreeMap<String, String> {
         let mut tree = BTreeMap::new();
+        if self.unreadable_after.is_some_and(|after| self.written.borrow().len() >= after) {
+            return tree;
+        }
         let nodes = self.nodes.borrow();
         let mut write = |path: String, value: String| tree.insert(path, format!("{value}\n"));
         let pool = |node: Option<u32>, file: &str| format!("{}/{file}", pool_directory(self.size, node));
