@@ -31,7 +31,7 @@ pub(crate) fn places(kind: BootKind) -> Option<Places> {
 
 impl Places {
     /// The paths of the files that are read besides the file `own`. `names_in` returns the names in a folder.
-    pub fn others(&self, own: &Path, names_in: impl Fn(&Path) -> Vec<String>) -> Vec<PathBuf> {
+    pub fn others(&self, own: &Path, mut names_in: impl FnMut(&Path) -> Vec<String>) -> Vec<PathBuf> {
         let mut by_name = BTreeMap::new();
         for folder in self.folders.iter().map(Path::new) {
             for name in names_in(folder).into_iter().filter(|name| name.ends_with(self.ending)) {

@@ -115,7 +115,7 @@ impl Installation {
     /// Searches for a file with another name that sets the same number of pages, so that one of both would be ignored.
     ///
     /// # Errors
-    /// [`InstallError::Earlier`]; the kernel's if a file cannot be read.
+    /// [`InstallError::Earlier`]; the kernel's if a file or folder cannot be read.
     pub fn check_others(
         &self,
         kind: BootKind,
@@ -127,7 +127,18 @@ impl Installation {
         let sizes: Vec<_> = requests.iter().map(|request| request.size).collect();
         let Ok(root) = Root::open(&self.root) else { return Ok(()) };
         let own = PathBuf::from(BootFile::paths(kind, &self.name).0);
-        for path in places.others(&own, |folder| root.names_in(folder)) {
+        let mut unread = None;
+        let names_in = |folder: &Path| {
+            root.names_in(folder).unwrap_or_else(|error| {
+                unread.get_or_insert((folder.to_owned(), error));
+                Vec::new()
+            })
+        };
+        let others = places.others(&own, names_in);
+        if let Some((folder, error)) = unread {
+            return Err(self.refused(&folder, error));
+        }
+        for path in others {
             let text = match root.text(&path) {
                 Ok(text) => text,
                 Err(error) if IGNORED.contains(&error.kind()) => continue,

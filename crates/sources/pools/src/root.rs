@@ -2,22 +2,25 @@
 //! them, and none leads outside.
 
 use linux::unasked::target_of;
+use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
-use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::ffi::{CStr, OsStr};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
-/// Maximum number of bytes of a file that is read; Pagelift's have less than one kilobyte.
-const LONGEST: u64 = 64 << 10;
+/// Maximum length of a file that is read; Pagelift's have less than one kilobyte.
+const LONGEST: u64 = 1 << 20;
 /// Maximum number of attempts while somebody renames folders on the way (`EAGAIN`, openat2(2)).
 const ATTEMPTS: u32 = 16;
 /// A folder as a place, in which names are opened, made and removed.
 const FOLDER: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY);
+/// Errors for a path without a folder.
+const NO_FOLDER: [io::ErrorKind; 2] = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
 const LINK: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW);
 /// A pipe is not waited for.
 const READ: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOCTTY);
@@ -74,7 +77,8 @@ impl Root {
     /// The text of a file; the last link is followed inside the root folder.
     ///
     /// # Errors
-    /// The kernel's; [`io::ErrorKind::InvalidInput`] for anything other than a regular file.
+    /// The kernel's; [`io::ErrorKind::InvalidInput`] for anything other than a regular file; [`io::ErrorKind::FileTooLarge`]:
+    /// the end of a file can be the part that counts.
     pub fn text(&self, path: &Path) -> io::Result<String> {
         // As a place first: opening a device can change its state.
         let is_file = |file: &File| Ok::<_, io::Error>(file.metadata()?.is_file());
@@ -87,17 +91,32 @@ impl Root {
             return Err(irregular());
         }
         let mut bytes = Vec::new();
-        file.take(LONGEST).read_to_end(&mut bytes)?;
+        file.take(LONGEST + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > LONGEST {
+            let why = format!("found more than {} KiB, needed a file that is not longer", LONGEST >> 10);
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+        }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The names in a folder, sorted; none if the folder cannot be read.
-    pub fn names_in(&self, folder: &Path) -> Vec<String> {
-        let Ok(open) = self.find(folder, FOLDER) else { return Vec::new() };
-        let entries = fs::read_dir(format!("/proc/self/fd/{}", open.as_raw_fd())).into_iter().flatten().flatten();
-        let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    /// The names in a folder, sorted; none if there is no folder, or only a link that leads outside.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn names_in(&self, folder: &Path) -> io::Result<Vec<String>> {
+        // An open folder, since /proc is missing while an image is made.
+        let open = match self.find(folder, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
+            Err(error) if NO_FOLDER.contains(&error.kind()) || error.raw_os_error() == Some(Errno::EXDEV as i32) => {
+                return Ok(Vec::new());
+            }
+            found => found?,
+        };
+        let entries = Dir::from_fd(open)?.into_iter().collect::<nix::Result<Vec<_>>>()?;
+        let is_own = |name: &&CStr| ![c".", c".."].contains(name);
+        let names = entries.iter().map(|entry| entry.file_name()).filter(is_own);
+        let mut names: Vec<_> = names.filter_map(|name| name.to_str().ok().map(str::to_owned)).collect();
         names.sort();
-        names
+        Ok(names)
     }
 
     /// Opens the folder of a path, and creates the missing folders on the way.
@@ -164,6 +183,7 @@ fn parts(path: &Path) -> io::Result<(&Path, &OsStr)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::io::Write;
     use std::os::unix::fs::symlink;
 
@@ -173,7 +193,7 @@ mod tests {
         let (root, path) = (Root::open(folder.path()).unwrap(), Path::new("etc/unit"));
         let fill = |file: &mut File| file.write_all(b"[Unit]").and(Err(io::ErrorKind::StorageFull.into()));
         assert_eq!(root.create(path, fill).unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert!(root.is_missing(path) && root.names_in(Path::new("etc")).is_empty());
+        assert!(root.is_missing(path) && root.names_in(Path::new("etc")).unwrap().is_empty());
         root.create(path, |_| Ok(())).unwrap();
         assert_eq!(root.create(path, fill).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert!(!root.is_missing(path), "the file of somebody else was removed");
@@ -197,7 +217,7 @@ mod tests {
             let path = Path::new(way).join("file");
             assert!(root.text(&path).is_err() && root.remove(&path).is_err(), "{way}");
             assert!(root.create(&path, |_| Ok(())).is_err() && root.link(&path, "x").is_err(), "{way}");
-            assert!(root.names_in(Path::new(way)).is_empty(), "{way}");
+            assert!(root.names_in(Path::new(way)).is_ok_and(|names| names.is_empty()), "{way}");
             assert!(root.find_by_parts(&path, OFlag::O_PATH).is_err(), "{way}");
         }
         assert!(root.text(Path::new("inner/file")).is_err());
@@ -214,5 +234,27 @@ mod tests {
         let root = Root::open(folder.path()).unwrap();
         assert_eq!(root.text(Path::new("pipe")).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert_eq!(root.text(Path::new("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+    #[test]
+    fn a_long_file_is_refused_rather_than_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, path) = (Root::open(folder.path()).unwrap(), Path::new("grub"));
+        let text = |length: u64| "#".repeat(length as usize) + "end";
+        fs::write(folder.path().join(path), text(LONGEST - 3)).unwrap();
+        assert!(root.text(path).unwrap().ends_with("end"));
+        fs::write(folder.path().join(path), text(LONGEST - 2)).unwrap();
+        assert_eq!(root.text(path).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_read_is_not_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        fs::write(folder.path().join("file"), "x").unwrap();
+        assert_eq!(root.names_in(Path::new(".")).unwrap(), ["file"]);
+        assert!(root.names_in(Path::new("none")).unwrap().is_empty());
+        assert!(root.names_in(Path::new("file")).unwrap().is_empty());
+        symlink("loop", folder.path().join("loop")).unwrap();
+        assert!(root.names_in(Path::new("loop")).is_err());
     }
 }
