@@ -74,6 +74,8 @@ pub struct StoreMount {
     /// Page size of hugetlbfs; `None` is the kernel's default.
     page_size: Option<PageSize>,
     size: Option<StoreSize>,
+    /// The size is the present one, which nobody has requested.
+    keeps_size: bool,
     /// Permissions of the directory.
     mode: u32,
     /// Lifts may make images in it.
@@ -109,7 +111,7 @@ impl StoreMount {
             return unfit(format!("mode {mode:o}"), needed, "pagelift image setup --mode 755");
         }
         let size = size.or((file_system == FileSystem::Tmpfs).then_some(USUAL_SHARE));
-        Ok(Self { directory: normal, file_system, page_size, size, mode, automatic: true })
+        Ok(Self { directory: normal, file_system, page_size, size, keeps_size: false, mode, automatic: true })
     }
 
     /// Returns the mount with or without images that lifts make.

@@ -12,11 +12,11 @@ use std::fs;
 /// Options of a mounted hugetlbfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MountedOptions {
-    page_size: PageSize,
+    pub page_size: PageSize,
     /// Limit in pages; `None` if only the pool limits it.
-    limit: Option<u64>,
+    pub limit: Option<u64>,
     /// Present number of pages in the pool, of which a share is computed.
-    pool: u64,
+    pub pool: u64,
 }
 
 impl MountedOptions {
@@ -26,7 +26,7 @@ impl MountedOptions {
     }
 
     /// True if a mount with this size has the same limit. The kernel rounds down to pages.
-    pub(super) fn has_limit(self, size: StoreSize) -> bool {
+    fn has_limit(self, size: StoreSize) -> bool {
         let pages = match size {
             StoreSize::Bytes(bytes) => bytes / self.page_size.bytes(),
             StoreSize::Percent(percent) => self.pool.saturating_mul(percent.into()) / 100,
@@ -50,13 +50,13 @@ impl StoreMount {
         Some(MountedOptions { page_size, limit, pool: pool.trim().parse().unwrap_or(0) })
     }
 
-    /// Checks that the mounted store has this page size and this size, where they are given.
+    /// Checks that the mounted store has this page size and this size, where they are requested.
     ///
     /// # Errors
     /// [`StoreError::NotReplaced`].
     pub(super) fn refuse_other_options(&self, mounted: MountedOptions) -> Result<(), StoreError> {
         let is_same_page = self.page_size.is_none_or(|size| size == mounted.page_size);
-        if is_same_page && self.size.is_none_or(|size| mounted.has_limit(size)) {
+        if is_same_page && (self.keeps_size || self.size.is_none_or(|size| mounted.has_limit(size))) {
             return Ok(());
         }
         let limit = match mounted.limit() {
@@ -108,6 +108,11 @@ mod tests {
             let error = checked(page_size, size, limit).unwrap_err();
             assert!(error.contains("fix: `umount /run/pagelift/images`"), "{error}");
         }
+        let kept = StoreMount::new(Path::new("/srv/none"), FileSystem::Hugetlbfs, None, None, 0o755).unwrap();
+        let nowhere = Path::new("/srv/none/none");
+        let kept = StoreMount { size: share, ..kept.with_present_size(nowhere, nowhere) };
+        let mounted = MountedOptions { page_size: PageSize::new(2 << 20).unwrap(), limit: Some(32), pool: 33 };
+        assert!(kept.refuse_other_options(mounted).is_ok(), "a size that nobody has requested");
         let error = checked(Some(1 << 30), None, Some(32)).unwrap_err();
         assert!(
             error.contains("found a mounted hugetlbfs with 2 MiB pages and a limit of 64.0 MiB, needed"),

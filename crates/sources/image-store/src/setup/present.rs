@@ -1,11 +1,14 @@
 //! The mode and size of the present store, which the setup keeps.
 
+use super::hugetlbfs::MountedOptions;
 use super::uninstall::text_of;
 use super::{DEVICE, StoreMount, StoreSize, is_fit};
 use crate::FileSystem;
 use crate::access::ROOT;
 use crate::file_system::mounted_on;
 use crate::store::ONLY_ON_REQUEST;
+use address_space::{PageSize, parse_bytes};
+use machine_facts::{Files, System, default_hugetlb};
 use nix::sys::statvfs::statvfs;
 use nix::sys::sysinfo::sysinfo;
 use std::fs;
@@ -58,15 +61,27 @@ impl StoreMount {
         self.at_boot(folder, fstab, StoreMode::in_options)
     }
 
-    /// The size limit of the mounted store; if none is mounted, the one in its mount unit or in its line in `fstab`. `None` if
-    /// there is no store on this type of file system, or the mounted one has no limit.
-    pub fn present_size(&self, folder: &Path, fstab: &Path) -> Option<StoreSize> {
+    /// Returns the mount with the size limit of the present store: the limit of the mounted store; if none is mounted, the one in
+    /// its mount unit or in its line in `fstab`. The size stays if there is no store on this type of file system, or no limit.
+    pub fn with_present_size(self, folder: &Path, fstab: &Path) -> Self {
         let at_boot = self.at_boot(folder, fstab, |options| self.size_in_options(options));
-        match self.mounted_hugetlbfs().filter(|_| self.file_system == FileSystem::Hugetlbfs) {
-            // A share stays one.
-            Some(mounted) => at_boot.filter(|&size| mounted.has_limit(size)).or(mounted.limit()),
+        let present = match self.mounted_hugetlbfs().filter(|_| self.file_system == FileSystem::Hugetlbfs) {
+            Some(mounted) => size_of_mounted(mounted, at_boot),
             None => self.mounted_size().or(at_boot),
+        };
+        Self { size: present.or(self.size), keeps_size: true, ..self }
+    }
+
+    /// Returns the mount with the page size of the present store on hugetlbfs, unless a page size is given. The kernel's
+    /// default size stays unnamed, unless the configuration names it.
+    pub fn with_present_page_size(self, folder: &Path, fstab: &Path) -> Self {
+        if self.file_system != FileSystem::Hugetlbfs || self.page_size.is_some() {
+            return self;
         }
+        let mounted = self.mounted_hugetlbfs().map(|mounted| mounted.page_size);
+        let usual = default_hugetlb(&System.text("/proc/meminfo").unwrap_or_default());
+        let page_size = page_size_of(mounted, self.at_boot(folder, fstab, page_size_in), usual);
+        Self { page_size, ..self }
     }
 
     /// Applies `read` to the options in this directory's mount unit. If it finds nothing there, applies it to the options in the
@@ -112,10 +127,28 @@ impl StoreMount {
     }
 }
 
+/// The page size that a configuration names for a store, which is mounted with pages of the size `mounted`.
+fn page_size_of(mounted: Option<PageSize>, at_boot: Option<PageSize>, usual: Option<PageSize>) -> Option<PageSize> {
+    let is_kept = |at_boot: &PageSize| mounted.is_none_or(|mounted| mounted == *at_boot);
+    at_boot.filter(is_kept).or(mounted.filter(|_| mounted != usual))
+}
+
+fn page_size_in(options: &str) -> Option<PageSize> {
+    let size = options.split(',').find_map(|option| option.strip_prefix("pagesize="))?;
+    PageSize::new(parse_bytes(size).ok()?).ok()
+}
+
+/// The size of a mounted hugetlbfs. A share in its configuration stays one, although the mount has the share of the pool as
+/// it was then.
+fn size_of_mounted(mounted: MountedOptions, at_boot: Option<StoreSize>) -> Option<StoreSize> {
+    let is_kept = |size: &StoreSize| matches!(size, StoreSize::Percent(_)) && mounted.limit().is_some();
+    at_boot.filter(is_kept).or(mounted.limit())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::FileSystem;
+    use crate::setup::USUAL_SHARE;
 
     fn on(directory: &str, permissions: u32) -> StoreMount {
         StoreMount::new(Path::new(directory), FileSystem::Tmpfs, None, None, permissions).unwrap()
@@ -147,13 +180,51 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let fstab = folder.path().join("fstab");
         let sized = |kind, size| StoreMount::new(Path::new("/srv/no-such-store"), kind, None, size, 0o755).unwrap();
-        let read = |kind| sized(kind, None).present_size(folder.path(), &fstab);
-        assert_eq!(read(FileSystem::Tmpfs), None);
+        let read = |kind| sized(kind, None).with_present_size(folder.path(), &fstab).size;
+        assert_eq!(read(FileSystem::Tmpfs), Some(USUAL_SHARE));
         sized(FileSystem::Tmpfs, Some(StoreSize::Bytes(3 << 30))).install_fstab_line(&fstab).unwrap();
         assert_eq!(read(FileSystem::Tmpfs), Some(StoreSize::Bytes(3 << 30)));
         assert_eq!(read(FileSystem::Hugetlbfs), None, "a size of another file system");
         let in_unit = sized(FileSystem::Tmpfs, Some(StoreSize::Percent(40)));
         in_unit.install_units(folder.path(), Path::new("/usr/bin/pagelift")).unwrap();
         assert_eq!(read(FileSystem::Tmpfs), Some(StoreSize::Percent(40)));
+    }
+
+    #[test]
+    fn a_store_keeps_its_page_size() {
+        let [large, huge] = [1 << 30, 2 << 20].map(|bytes| PageSize::new(bytes).ok());
+        for (mounted, at_boot, expected) in [
+            (large, None, large),
+            (huge, None, None),
+            (huge, huge, huge),
+            (large, huge, large),
+            (huge, large, None),
+            (None, large, large),
+            (None, None, None),
+        ] {
+            assert_eq!(page_size_of(mounted, at_boot, huge), expected, "{mounted:?} {at_boot:?}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let fstab = folder.path().join("fstab");
+        let path = Path::new("/srv/no-such-store");
+        let on = |size| StoreMount::new(path, FileSystem::Hugetlbfs, size, None, 0o755).unwrap();
+        on(large).install_fstab_line(&fstab).unwrap();
+        let kept = |size| on(size).with_present_page_size(folder.path(), &fstab).page_size;
+        assert_eq!([kept(None), kept(huge)], [large, huge]);
+    }
+
+    #[test]
+    fn a_share_stays_one_although_the_pool_has_another_size_now() {
+        let mounted = |limit| MountedOptions { page_size: PageSize::new(2 << 20).unwrap(), limit, pool: 100 };
+        let (share, bytes) = (Some(StoreSize::Percent(50)), |pages: u64| Some(StoreSize::Bytes(pages << 21)));
+        for (at_boot, limit, expected) in [
+            (share, Some(16), share),
+            (share, Some(50), share),
+            (share, None, None),
+            (bytes(8), Some(16), bytes(16)),
+            (None, Some(16), bytes(16)),
+        ] {
+            assert_eq!(size_of_mounted(mounted(limit), at_boot), expected, "{at_boot:?} {limit:?}");
+        }
     }
 }

@@ -35,7 +35,7 @@ pub struct SetupArgs {
     /// Use hugetlb pool pages instead of transparent huge pages.
     #[arg(long)]
     hugetlbfs: bool,
-    /// With --hugetlbfs, the size of the pages [default: the kernel's].
+    /// With --hugetlbfs, the size of the pages [default: the present size; for a new store the kernel's].
     #[arg(long, value_name = "SIZE", requires = "hugetlbfs")]
     page_size: Option<PageSize>,
     /// Also mount the store at every boot.
@@ -126,12 +126,13 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
 /// The mount with these options, and with the present setting of an option that is missing.
 fn mount_of(args: &SetupArgs) -> anyhow::Result<StoreMount> {
     let file_system = if args.hugetlbfs { FileSystem::Hugetlbfs } else { FileSystem::Tmpfs };
-    let mount = |size, mode| StoreMount::new(&args.store.path(), file_system, args.page_size, size, mode);
-    let new = mount(args.size, StoreMode::default().permissions)?;
-    let size = args.size.or_else(|| new.present_size(&args.unit_folder, &args.fstab));
+    let mount = |mode| StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, mode);
+    let new = mount(StoreMode::default().permissions)?;
     let present = new.present_mode(&args.unit_folder, &args.fstab).unwrap_or_default();
     let automatic = args.automatic.map_or(present.automatic, |word| word == AutomaticArg::Yes);
-    Ok(mount(size, args.mode.unwrap_or(present.permissions))?.with_automatic_images(automatic))
+    let mount = mount(args.mode.unwrap_or(present.permissions))?.with_automatic_images(automatic);
+    let mount = mount.with_present_page_size(&args.unit_folder, &args.fstab);
+    Ok(if args.size.is_some() { mount } else { mount.with_present_size(&args.unit_folder, &args.fstab) })
 }
 
 /// A mounted store keeps its mode until the next boot, which reads the written configuration.
