@@ -13,6 +13,7 @@ mod margin;
 mod plan;
 mod reason;
 mod rhythm;
+mod rounds;
 mod segment;
 
 pub use kind::SegmentKind;

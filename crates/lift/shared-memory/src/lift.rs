@@ -1,6 +1,7 @@
 //! The lift: block by block, within a budget, until too many blocks are slow.
 
 use crate::plan::{Machine, Plan, Refused, Work, next_view, offsets, refuse, refused_contents};
+use crate::rounds::{Left, Round, Rounds};
 use crate::segment::{Held, Segment, View};
 use crate::{Fill, Reason};
 use address_space::{AddressRange, PageSize};
@@ -16,9 +17,6 @@ const MOST_FRAGMENTED: usize = 8;
 const MOST_SLOW: u32 = 3;
 /// Number of other blocks that outweigh a slow one: a loaded machine delays single blocks.
 const FAST_FOR_ONE_SLOW: u32 = 16;
-/// The first pause before blocks that were in use are tried again. It doubles, up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(640);
 
 /// The kernel's operations that a lift needs.
 pub trait Kernel {
@@ -107,8 +105,11 @@ pub struct Budget {
     pub block: Duration,
     /// Time that blocks without a free huge page may take, all together, with compaction and pauses.
     pub without_page: Duration,
-    /// Number of tries of a block that is in use, or for which no huge page is free. Also the number of passes over a
-    /// segment that may end for lack of huge pages and lift nothing.
+    /// Time that tries after the first one may take for blocks that are in use, in all segments together, with pauses. Each
+    /// segment has `tries` rounds in any case.
+    pub in_use: Duration,
+    /// Number of tries of a block for which no huge page is free. Also the number of rounds over a segment, one after the other,
+    /// that may lift next to nothing: for lack of huge pages, or because blocks are in use.
     pub tries: u32,
     /// The blocks with holes that are filled.
     pub fill: Fill,
@@ -153,6 +154,7 @@ pub fn lift(
         fast: 0,
         added: 0,
         without_page: Duration::ZERO,
+        in_use: Duration::ZERO,
         checked: (0, 0),
         remaining: 0,
         stopped: None,
@@ -178,6 +180,8 @@ struct Lifter<'a, K> {
     added: u64,
     /// Time that was spent on blocks without a free huge page.
     without_page: Duration,
+    /// Time that was spent on trying blocks again that were in use.
+    in_use: Duration,
     /// The process whose memory was checked last, and the number of blocks for which it suffices.
     checked: (i32, u64),
     /// Number of blocks of this try that are not done.
@@ -189,23 +193,38 @@ struct Lifter<'a, K> {
 /// A planned block that is not done.
 struct Waiting {
     work: Work,
-    /// Number of tries so far.
-    tries: u32,
+    /// Number of tries at which it was in use.
+    in_use: u32,
+    /// Number of tries at which no huge page was free.
+    without_page: u32,
     /// Why the last one failed.
-    failed: Option<Reason>,
+    failed: Option<Failed>,
 }
 
-/// The outcome of one pass over the blocks of a segment.
-#[derive(Default)]
-struct Pass {
-    /// Number of blocks that were lifted.
-    lifted: u64,
-    /// No huge page was free for some block.
-    lacks_pages: bool,
-    /// No huge page was free for many blocks in a row, or for any: the rest was not tried.
-    is_cut: bool,
-    /// Nothing more is done in the segment.
-    ends: Option<Reason>,
+/// Why a try failed, if a later one may succeed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Failed {
+    InUse,
+    NoPage,
+}
+
+impl Waiting {
+    const fn new(work: Work) -> Self {
+        Self { work, in_use: 0, without_page: 0, failed: None }
+    }
+
+    /// Counts a try that failed.
+    fn fails(&mut self, why: Failed) {
+        self.failed = Some(why);
+        match why {
+            Failed::InUse => self.in_use += 1,
+            Failed::NoPage => self.without_page += 1,
+        }
+    }
+
+    fn is_in_use(&self) -> bool {
+        self.failed == Some(Failed::InUse)
+    }
 }
 
 /// The result of one block.
@@ -215,7 +234,7 @@ enum Done {
         held: Held,
     },
     /// It may succeed later.
-    Later(Reason),
+    Later(Failed),
     Refused(Reason),
     /// Nothing more is done in the segment.
     Ends(Reason),
@@ -250,85 +269,126 @@ impl<K: Kernel> Lifter<'_, K> {
     }
 
     fn blocks(&mut self, index: usize, segment: &Segment, work: &[Work], lifted: &mut Lifted) {
-        let mut waiting: VecDeque<_> =
-            work.iter().map(|work| Waiting { work: *work, tries: 0, failed: None }).collect();
-        let mut gone = vec![false; segment.views.len()];
-        let (mut pause, mut in_vain) = (FIRST_PAUSE, 0);
+        let mut waiting: VecDeque<_> = work.iter().map(|work| Waiting::new(*work)).collect();
+        let (mut gone, mut rounds) =
+            (vec![false; segment.views.len()], Rounds::new(self.budget.tries, self.budget.in_use));
         self.checked = (0, 0);
         loop {
-            let pass = self.pass(index, segment, &mut waiting, &mut gone, lifted);
-            in_vain = if pass.is_cut && pass.lifted == 0 { in_vain + 1 } else { 0 };
-            let ends = pass.ends.or((in_vain >= self.budget.tries.max(1)).then_some(Reason::Fragmented));
+            let (round, ends) = self.round(index, segment, &mut waiting, &mut gone, &rounds, lifted);
+            rounds.add(round);
+            let ends = ends.or(rounds.lack_pages().then_some(Reason::Fragmented));
             if let Some(reason) = ends {
-                for Waiting { work, failed, .. } in waiting {
-                    let own = failed.filter(|_| reason == Reason::Fragmented);
-                    self.leave(lifted, own.as_ref().unwrap_or(&reason), &[work]);
-                }
+                waiting.iter().for_each(|waits| self.leave(lifted, &reason, &[waits.work]));
                 return;
+            }
+            if let Some(left) = rounds.leaves_blocks_in_use(self.in_use) {
+                self.leave_blocks_in_use(&mut waiting, left, lifted);
             }
             if waiting.is_empty() {
                 return;
             }
-            if !pass.is_cut || !self.compact() {
-                let begin = self.kernel.elapsed();
-                self.kernel.pause(pause);
-                if pass.lacks_pages {
-                    self.note_no_page(begin);
-                }
-                pause = if pass.is_cut && pass.lifted > 0 { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
-            }
+            self.between(&mut rounds, round);
         }
     }
 
-    /// Tries each block once. Those that may succeed later are left, behind those that were not tried.
-    fn pass(
+    /// Compacts memory if it lacks huge pages, or lets time pass.
+    fn between(&mut self, rounds: &mut Rounds, last: Round) {
+        if last.is_cut && self.compact() {
+            return;
+        }
+        let begin = self.kernel.elapsed();
+        self.kernel.pause(rounds.pause(last));
+        if last.lacks_pages {
+            self.note_no_page(begin);
+        }
+        if last.in_use > 0 {
+            self.note_in_use(begin);
+        }
+    }
+
+    fn leave_blocks_in_use(&self, waiting: &mut VecDeque<Waiting>, left: Left, lifted: &mut Lifted) {
+        waiting.retain(|waits| {
+            if waits.is_in_use() {
+                self.leave(lifted, &self.busy(waits, left), &[waits.work]);
+            }
+            !waits.is_in_use()
+        });
+    }
+
+    /// The reason for a block that was in use.
+    fn busy(&self, waits: &Waiting, left: Left) -> Reason {
+        let seconds = (left == Left::TimeIsUp).then(|| self.budget.in_use.as_secs());
+        Reason::Busy { tries: waits.in_use, seconds }
+    }
+
+    /// Tries each block once. Those that may succeed later are left, behind those that were not tried. Also returns why nothing
+    /// more is done in the segment.
+    fn round(
         &mut self,
         index: usize,
         segment: &Segment,
         waiting: &mut VecDeque<Waiting>,
         gone: &mut [bool],
+        earlier: &Rounds,
         lifted: &mut Lifted,
-    ) -> Pass {
-        let (mut pass, mut later, mut fragmented) = (Pass::default(), Vec::new(), 0);
+    ) -> (Round, Option<Reason>) {
+        let (mut round, mut ends, mut later, mut fragmented) = (Round::default(), None, Vec::new(), 0);
         let most_fragmented = MOST_FRAGMENTED.min(waiting.len());
-        while !pass.is_cut
-            && pass.ends.is_none()
-            && let Some(waits) = waiting.pop_front()
+        while !round.is_cut
+            && ends.is_none()
+            && let Some(mut waits) = waiting.pop_front()
         {
-            let (mut item, tries) = (waits.work, waits.tries + 1);
+            if waits.is_in_use()
+                && let Some(left) = earlier.leaves_blocks_in_use(self.in_use)
+            {
+                self.leave(lifted, &self.busy(&waits, left), &[waits.work]);
+                continue;
+            }
             self.remaining = waiting.len() as u64 + 1;
-            let begin = self.kernel.elapsed();
-            let done = self.through_any(index, segment, &mut item, gone);
-            let has_no_page = matches!(done, Done::Later(Reason::Fragmented));
+            let (begin, was_in_use) = (self.kernel.elapsed(), waits.is_in_use());
+            let done = self.through_any(index, segment, &mut waits.work, gone);
+            if was_in_use {
+                self.note_in_use(begin);
+            }
+            let has_no_page = matches!(done, Done::Later(Failed::NoPage));
             fragmented = if has_no_page { fragmented + 1 } else { 0 };
             match done {
                 Done::Lifted { held } => {
-                    pass.lifted += 1;
+                    round.lifted += 1;
                     lifted.filled += held.holes(self.machine.huge);
                     lifted.read_back += held.swapped;
                     self.added += held.adds(self.machine.huge);
                 }
-                Done::Later(reason) if tries < self.budget.tries => {
-                    later.push(Waiting { work: item, tries, failed: Some(reason) });
+                Done::Later(failed) => {
+                    waits.fails(failed);
+                    if failed == Failed::InUse {
+                        round.in_use += 1;
+                        round.in_vain += self.kernel.elapsed().saturating_sub(begin);
+                    }
+                    if waits.without_page < self.budget.tries.max(1) {
+                        later.push(waits);
+                    } else {
+                        self.leave(lifted, &Reason::Fragmented, &[waits.work]);
+                    }
                 }
-                Done::Later(reason) | Done::Refused(reason) => self.leave(lifted, &reason, &[item]),
-                Done::Gone { .. } => self.leave(lifted, &Reason::Gone, &[item]),
+                Done::Refused(reason) => self.leave(lifted, &reason, &[waits.work]),
+                Done::Gone { .. } => self.leave(lifted, &Reason::Gone, &[waits.work]),
                 Done::Ends(reason) => {
-                    pass.ends = Some(reason);
+                    ends = Some(reason);
                     waiting.push_front(waits);
                 }
             }
             if has_no_page {
-                pass.lacks_pages = true;
+                round.lacks_pages = true;
                 self.note_no_page(begin);
                 if self.without_page >= self.budget.without_page {
-                    pass.ends = Some(Reason::Fragmented);
+                    ends = Some(Reason::Fragmented);
                 }
             }
-            pass.is_cut = fragmented >= most_fragmented;
+            round.is_cut = fragmented >= most_fragmented;
         }
         waiting.extend(later);
-        pass
+        (round, ends)
     }
 
     /// Compacts memory if that is possible.
@@ -341,6 +401,10 @@ impl<K: Kernel> Lifter<'_, K> {
 
     fn note_no_page(&mut self, begin: Duration) {
         self.without_page += self.kernel.elapsed().saturating_sub(begin);
+    }
+
+    fn note_in_use(&mut self, begin: Duration) {
+        self.in_use += self.kernel.elapsed().saturating_sub(begin);
     }
 
     fn leave(&self, lifted: &mut Lifted, reason: &Reason, left: &[Work]) {
@@ -408,8 +472,8 @@ impl<K: Kernel> Lifter<'_, K> {
                 self.kernel.added(held.adds(self.machine.huge));
                 Done::Lifted { held }
             }
-            Err(Refusal::Busy) => Done::Later(Reason::Busy { tries: self.budget.tries }),
-            Err(Refusal::NoPage) => Done::Later(Reason::Fragmented),
+            Err(Refusal::Busy) => Done::Later(Failed::InUse),
+            Err(Refusal::NoPage) => Done::Later(Failed::NoPage),
             Err(Refusal::NotCharged) => Done::Refused(Reason::NotCharged),
             Err(Refusal::Ended) => Done::Gone { ended: true },
             Err(Refusal::NotPermitted) => Done::Ends(Reason::NotPermitted),

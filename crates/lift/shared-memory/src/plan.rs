@@ -93,6 +93,10 @@ pub(crate) fn refuse(all: &mut Vec<Refused>, reason: Reason, blocks: u64, bytes:
                 *common += more;
                 true
             }
+            (Reason::Busy { tries, seconds }, Reason::Busy { tries: more, seconds: same }) if seconds == same => {
+                *tries = (*tries).max(*more);
+                true
+            }
             (found, reason) => found == reason,
         };
         if is_same {

@@ -121,10 +121,12 @@ pub enum Reason {
         /// Number of mappings that are kept.
         most: usize,
     },
-    /// Pages were in use each time.
+    /// Pages were in use each time: under I/O, in lists of a CPU, faulted in at the moment, or pinned.
     Busy {
-        /// Number of attempts.
+        /// Most tries of a block.
         tries: u32,
+        /// Time after which it was not tried again, in seconds; `None` if rounds of tries made no progress.
+        seconds: Option<u64>,
     },
     /// No free memory in pieces of a huge page.
     Fragmented,
@@ -284,7 +286,13 @@ impl fmt::Display for Reason {
                 f.write_str("only a part of its contents was counted: it is too large or too scattered for the time")
             }
             Self::TooManyMappings { most } => write!(f, "only {most} of its mappings were used"),
-            Self::Busy { tries } => write!(f, "pages were in use at each of {tries} tries"),
+            Self::Busy { tries, seconds } => {
+                write!(f, "pages were in use at each try; at most {tries} tries, ")?;
+                match seconds {
+                    Some(seconds) => write!(f, "for which {seconds} s are allowed"),
+                    None => f.write_str("the last of which lifted next to nothing"),
+                }
+            }
             Self::Fragmented => f.write_str("no free memory in pieces of a huge page"),
             Self::NotCharged => f.write_str("its memory cgroup is full, or userfaultfd watches its holes"),
             Self::CgroupLimit { directory, left, kept } => {

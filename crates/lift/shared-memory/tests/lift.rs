@@ -135,6 +135,7 @@ const BUDGET: Budget = Budget {
     all: Duration::from_secs(60),
     block: Duration::from_millis(200),
     without_page: Duration::from_secs(10),
+    in_use: Duration::from_secs(20),
     tries: 3,
     fill: Fill::Few,
     most: None,
@@ -183,8 +184,53 @@ fn what_is_in_use_is_tried_again_later() {
     kernel.answers.insert(1, vec![Refusal::Busy]);
     kernel.answers.insert(2, vec![Refusal::Busy; 9]);
     let (blocks, refused, _) = lifted(1, 4, &BUDGET, &mut kernel);
-    assert_eq!((blocks, refused, kernel.pauses), (3, vec![(Reason::Busy { tries: 3 }, 1)], 2));
-    assert_eq!(kernel.calls, [0, 1, 2, 3, 1, 2, 2]);
+    let busy = |tries| Reason::Busy { tries, seconds: None };
+    assert_eq!((blocks, refused, kernel.pauses), (3, vec![(busy(5), 1)], 4));
+    assert_eq!(kernel.calls, [0, 1, 2, 3, 1, 2, 2, 2, 2], "three rounds in a row that lift nothing are the last");
+    let mut kernel = full(4);
+    kernel.answers.extend((0..4).map(|block| (block, vec![Refusal::Busy; 9])));
+    let (blocks, refused, _) = lifted(1, 4, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused, kernel.calls.len()), (0, vec![(busy(3), 4)], 12));
+}
+
+/// Blocks of a loaded server are in use at many moments, but seldom at all.
+#[test]
+fn blocks_in_use_are_tried_as_long_as_some_are_lifted() {
+    let in_use = |kernel: &mut Simulated, least: usize| {
+        let busy = |block: u64| (block, vec![Refusal::Busy; least + block as usize / 4]);
+        kernel.answers.extend((0..100).map(busy));
+    };
+    let mut kernel = full(100);
+    in_use(&mut kernel, 0);
+    let (blocks, refused, _) = lifted(1, 100, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused, kernel.pauses), (100, vec![], 24));
+    assert!(kernel.now < Duration::from_secs(20), "{:?}", kernel.now);
+    // All blocks have had several tries before the first one is lifted.
+    let mut kernel = full(100);
+    in_use(&mut kernel, 2);
+    assert_eq!(lifted(1, 100, &BUDGET, &mut kernel).0, 100);
+    // Within the time, which begins after the first round.
+    let mut kernel = Simulated { per_block: Duration::from_millis(10), ..full(100) };
+    in_use(&mut kernel, 0);
+    let budget = Budget { in_use: Duration::from_secs(4), ..BUDGET };
+    let (blocks, refused, _) = lifted(1, 100, &budget, &mut kernel);
+    let tries = kernel.calls.iter().filter(|block| **block == 99).count() as u32;
+    assert!((12..100).contains(&blocks) && kernel.now < Duration::from_secs(8), "{blocks} in {:?}", kernel.now);
+    assert_eq!(refused, [(Reason::Busy { tries, seconds: Some(4) }, 100 - blocks)]);
+}
+
+#[test]
+fn a_segment_in_use_takes_no_time_from_the_next() {
+    let segments = [segment(1, 8), segment(1, 8)];
+    let plan = plan(&segments, &machine(), Policy::default());
+    let mut kernel = full(8);
+    kernel.answers.insert(0, vec![Refusal::Busy; 7]);
+    let budget = Budget { in_use: Duration::ZERO, ..BUDGET };
+    let outcome = lift(&segments, &plan, &machine(), &budget, &mut kernel);
+    let refused = |index: usize| &outcome.segments[index].refused;
+    assert_eq!(refused(0)[0].reason, Reason::Busy { tries: 3, seconds: Some(0) });
+    assert_eq!(refused(1)[0].reason, Reason::Busy { tries: 3, seconds: Some(0) });
+    assert_eq!(kernel.calls.iter().filter(|block| **block == 0).count(), 6, "each segment has its rounds");
 }
 
 #[test]
@@ -462,6 +508,6 @@ proptest! {
         let (blocks, refused, _) = lifted(processes, 40, &BUDGET, &mut kernel);
         prop_assert_eq!((blocks, kernel.open), (kernel.huge.len() as u64, 0));
         prop_assert_eq!(blocks + refused.iter().map(|(_, blocks)| blocks).sum::<u64>(), 40);
-        prop_assert!(kernel.calls.len() <= 40 * (3 + processes as usize));
+        prop_assert!(kernel.calls.len() <= 40 * (6 + processes as usize));
     }
 }

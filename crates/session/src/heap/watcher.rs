@@ -211,7 +211,7 @@ mod tests {
             LeftAlone { reason, fix, blocks: 1, bytes: 1, is_fine: false, cause: Some(cause) }
         };
         for common in [4096, 8192] {
-            let reasons = vec![left(Reason::Forked { common }), left(Reason::Busy { tries: 6 })];
+            let reasons = vec![left(Reason::Forked { common }), left(Reason::Busy { tries: 6, seconds: None })];
             watcher.report(reasons, &mut |why: &str| told.push(why.to_owned()));
         }
         assert_eq!(told.len(), 1, "{told:?}");

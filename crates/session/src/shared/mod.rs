@@ -46,7 +46,11 @@ const MOST_TIME_PER_MIB: Duration = Duration::from_millis(250);
 const MOST_TIME_WITHOUT_PAGE: Duration = Duration::from_secs(30);
 /// Time that such blocks may take in other lifts, which are repeated.
 const LESS_TIME_WITHOUT_PAGE: Duration = Duration::from_secs(1);
-/// How often a block whose pages are in use is tried.
+/// Time that blocks in use may take after their first try in a lift for which a user waits, as long as rounds of tries lift some.
+const MOST_TIME_IN_USE: Duration = Duration::from_secs(60);
+/// Time that such blocks may take in other lifts.
+const LESS_TIME_IN_USE: Duration = Duration::from_secs(5);
+/// Number of tries of a block without a free huge page, and of rounds in a row that may lift next to nothing.
 const TRIES: u32 = 6;
 
 /// Memory that is lifted in place.
@@ -161,13 +165,21 @@ fn lift_within(
     turn: Turn,
 ) -> Result<(InPlaceReport, Duration), SessionError> {
     let (begin, mut asking) = (Instant::now(), Asking::default());
+    let waits = turn == Turn::First;
     let prepared = Prepared::new(pids, options, rooms, &mut asking)?;
     let looking = begin.elapsed().saturating_sub(asking.waited());
     let before = prepared.before(options.memory, turn != Turn::Later);
     let Prepared { machine, family, plan, .. } = prepared;
     let block = MOST_TIME_PER_MIB * (machine.huge.bytes() >> 20).max(1) as u32;
-    let without_page = if turn == Turn::First { MOST_TIME_WITHOUT_PAGE } else { LESS_TIME_WITHOUT_PAGE };
-    let budget = Budget { all: MOST_TIME, block, without_page, tries: TRIES, fill: options.fill, most: options.most };
+    let budget = Budget {
+        all: MOST_TIME,
+        block,
+        without_page: if waits { MOST_TIME_WITHOUT_PAGE } else { LESS_TIME_WITHOUT_PAGE },
+        in_use: if waits { MOST_TIME_IN_USE } else { LESS_TIME_IN_USE },
+        tries: TRIES,
+        fill: options.fill,
+        most: options.most,
+    };
     let mut work = || {
         let begin = Instant::now();
         let mut live = Live::new(&family, machine.huge, begin, rooms);
