@@ -7,6 +7,7 @@
 //! calculated from values; the kernel is called through the trait [`Kernel`].
 #![forbid(unsafe_code)]
 
+mod count;
 mod kind;
 mod lift;
 mod margin;
@@ -16,6 +17,7 @@ mod rhythm;
 mod rounds;
 mod segment;
 
+pub use count::{Counted, PageTables, count};
 pub use kind::SegmentKind;
 pub use lift::{Budget, InPlaceOutcome, Kernel, Lifted, Refusal, Shown, lift};
 pub use margin::Margins;

@@ -200,7 +200,13 @@ impl Reason {
             Self::OffInProcess => "start the program without PR_SET_THP_DISABLE (systemd: MemoryTHP=)".to_owned(),
             Self::Quota { .. } => "a larger tmpfs: mount -o remount,size=SIZE".to_owned(),
             Self::MostMemory { .. } => "a larger --max-memory".to_owned(),
-            Self::Busy { .. } | Self::TimeIsUp { .. } => "run it again; what is done stays".to_owned(),
+            Self::Busy { seconds: None, .. } => {
+                "run it again while the program does less, or with --watch; what is done stays".to_owned()
+            }
+            Self::Busy { seconds: Some(_), .. } | Self::TimeIsUp { .. } => {
+                "run it again; what is done stays".to_owned()
+            }
+            Self::TooScattered => "lift it several times, or with --watch: what is huge is skipped".to_owned(),
             Self::Fragmented | Self::Slow { .. } => {
                 "echo 1 > /proc/sys/vm/compact_memory, or free memory, then again".to_owned()
             }
@@ -217,7 +223,6 @@ impl Reason {
             | Self::Locked
             | Self::Scattered { .. }
             | Self::NotSuspended { .. }
-            | Self::TooScattered
             | Self::TooManyMappings { .. }
             | Self::Pool
             | Self::Secret

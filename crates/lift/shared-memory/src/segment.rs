@@ -100,6 +100,8 @@ pub struct Contents {
     pub length: u64,
     /// Number of each block with data, in ascending order, and its contents.
     pub blocks: Vec<(u64, Held)>,
+    /// Bytes of data in blocks that are on huge pages and are not among `blocks`.
+    pub already: u64,
     /// Bytes that its tmpfs can still take; `None` without a limit.
     pub room: Option<u64>,
     /// Why the rest was not read.
@@ -109,7 +111,7 @@ pub struct Contents {
 impl Contents {
     /// Bytes of data, in memory or swapped out.
     pub fn data(&self) -> u64 {
-        self.blocks.iter().map(|(_, held)| held.data()).sum()
+        self.already + self.blocks.iter().map(|(_, held)| held.data()).sum::<u64>()
     }
 }
 

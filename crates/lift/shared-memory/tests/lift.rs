@@ -148,7 +148,7 @@ fn segment(processes: i32, blocks: u64) -> Segment {
         View { pid, range, offset: 0, huge: 0, huge_parts: RangeSet::new(), resident: 0, refused: None, watched: false }
     };
     let all = (0..blocks).map(|block| (block, Held { present: HUGE, ..Held::default() })).collect();
-    let contents = Contents { length: blocks * HUGE, blocks: all, room: None, unseen: None };
+    let contents = Contents { length: blocks * HUGE, blocks: all, already: 0, room: None, unseen: None };
     Segment { key, name: String::new(), views: (0..processes).map(view).collect(), contents: Ok(contents) }
 }
 
@@ -309,7 +309,7 @@ fn half_of_the_room_of_a_tmpfs_stays_free_over_several_lifts() {
         let mut segment = segment(1, 8);
         let held = Held { present: HUGE - 4096, ..Held::default() };
         let blocks = (0..holes).map(|block| (block, held)).collect();
-        segment.contents = Ok(Contents { room: Some(room), length: 8 * HUGE, blocks, unseen: None });
+        segment.contents = Ok(Contents { room: Some(room), length: 8 * HUGE, blocks, ..Contents::default() });
         let fill = Policy { fill: Fill::All, ..Policy::default() };
         plan_within(&[segment], &machine(), fill, &mut margins).segments[0].work.len()
     };

@@ -30,7 +30,7 @@ fn view(start: u64, blocks: u64, offset: u64) -> View {
 fn segment(views: Vec<View>, blocks: &[(u64, u64)], length: u64) -> Segment {
     let key = SegmentKey { device: (0, 1), inode: 7, kind: SegmentKind::Memfd, scope: 0 };
     let blocks = blocks.iter().map(|(block, data)| (*block, present(*data))).collect();
-    let contents = Contents { length, blocks, room: None, unseen: None };
+    let contents = Contents { length, blocks, ..Contents::default() };
     Segment { key, name: "/memfd:x (deleted)".to_owned(), views, contents: Ok(contents) }
 }
 
@@ -233,7 +233,7 @@ fn private(views: &[(u64, u64)], blocks: &[(u64, Held)]) -> Segment {
     let views = views.iter().map(|(block, count)| view(START + block * HUGE, *count, START + block * HUGE)).collect();
     let blocks = blocks.iter().map(|(block, held)| (first + block, *held)).collect();
     let key = SegmentKey { device: (0, 0), inode: 0, kind: SegmentKind::Private, scope: 1 };
-    let contents = Contents { length: START + 64 * HUGE, blocks, room: None, unseen: None };
+    let contents = Contents { length: START + 64 * HUGE, blocks, ..Contents::default() };
     Segment { key, name: "x[1]".to_owned(), views, contents: Ok(contents) }
 }
 

@@ -143,9 +143,10 @@ impl Watcher<'_> {
     }
 }
 
-/// True for a block that was in use, moved or emptied during a pass: the next pass comes soon.
+/// True for a block that was in use, moved or emptied during a pass, and for the rest of a heap that was counted in part: the
+/// next pass comes soon.
 fn is_brief(left: &LeftAlone) -> bool {
-    matches!(left.cause, Some(Reason::Busy { .. } | Reason::Changed | Reason::Gone))
+    matches!(left.cause, Some(Reason::Busy { .. } | Reason::TooScattered | Reason::Changed | Reason::Gone))
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ pub(super) fn contents(file: &File, huge: PageSize, until: Instant) -> Result<Co
         Ok(is_complete) => (!is_complete).then_some(Reason::TooScattered),
         Err(error) => return Err(unreadable(error)),
     };
-    Ok(Contents { length, blocks: looking.blocks, room, unseen })
+    Ok(Contents { length, blocks: looking.blocks, already: 0, room, unseen })
 }
 
 /// Bytes that a tmpfs can still take; `None` without a limit.

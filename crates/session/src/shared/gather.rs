@@ -2,9 +2,10 @@
 
 use super::asking::{Asking, Deadline, SkippedProcess};
 use super::contents::contents;
+use super::private::Unfinished;
 use super::{InPlace, private};
 use crate::SessionError;
-use crate::names::{process_name, runs_program};
+use crate::names::runs_program;
 use crate::running::{Chosen, answering};
 use address_space::{AddressRange, Mapping, MappingUsage, PageSize, RangeSet};
 use linux::bounded::{Budget, MAPPED_FILES};
@@ -36,8 +37,6 @@ const COLLAPSES: (u32, u32) = (6, 1);
 const ASKS_USERFAULTFD: (u32, u32) = (6, 4);
 /// Time for reading the mappings of all processes.
 const MOST_READING: Duration = Duration::from_secs(10);
-/// Time for counting the contents of all segments.
-const MOST_LOOKING: Duration = Duration::from_secs(10);
 /// Mappings of one segment that are kept. One is enough for a lift; others take over if its process ends.
 const MOST_VIEWS: usize = 1024;
 /// Descriptors that are left for what a lift reads.
@@ -103,7 +102,13 @@ impl Family {
     ///
     /// # Errors
     /// No process was read.
-    pub fn of(pids: &[i32], chosen: Chosen<'_>, looking: &Looking, asking: &mut Asking) -> Result<Self, SessionError> {
+    pub fn of(
+        pids: &[i32],
+        chosen: Chosen<'_>,
+        looking: &Looking,
+        unfinished: &mut Unfinished,
+        asking: &mut Asking,
+    ) -> Result<Self, SessionError> {
         linux::descriptors::allow_most();
         let reserve: Vec<_> = (0..RESERVE).filter_map(|_| File::open("/dev/null").ok()).collect();
         let (deadline, mut found) = (asking.deadline(MOST_READING), Found::new());
@@ -161,7 +166,7 @@ impl Family {
             let ended = || SessionError::Refused("no process was read: all have ended".to_owned());
             return Err(failed.unwrap_or_else(ended));
         }
-        let (segments, files) = found.opened(looking.huge, asking).into_iter().unzip();
+        let (segments, files) = found.opened(looking, unfinished, asking).into_iter().unzip();
         drop(reserve);
         asking.add_silent(&mut skipped);
         Ok(Self { segments, files, processes, off, skipped })
@@ -217,26 +222,31 @@ impl Found {
     }
 
     /// Counts what the segments hold. Private memory of a process that stops answering is left out.
-    fn opened(self, huge: PageSize, asking: &mut Asking) -> Vec<(Segment, Option<File>)> {
-        let (deadline, mut opened) = (asking.deadline(MOST_LOOKING), Vec::new());
-        for (key, Seen { name, views, differ }) in self.segments {
+    fn opened(
+        self,
+        looking: &Looking,
+        unfinished: &mut Unfinished,
+        asking: &mut Asking,
+    ) -> Vec<(Segment, Option<File>)> {
+        let (deadline, mut opened) = (asking.deadline(looking.counting), Vec::new());
+        for (key, Seen { name, views, differ }) in unfinished.order(self.segments) {
             if key.kind.is_private() {
-                let (pid, until) = (key.scope as i32, asking.end_of(deadline));
-                let count = move || {
-                    let views: Vec<View> = views.into_iter().map(|shown| shown.view).collect();
-                    let contents = Ok(private::contents(pid, key.kind, &views, huge, until));
-                    Segment { key, name: process_name(pid), views, contents }
-                };
-                opened.extend(asking.with(pid, count).map(|segment| (segment, None)));
+                let views = views.into_iter().map(|shown| shown.view).collect();
+                let counted = private::contents(key, views, looking.huge, deadline, unfinished, asking);
+                opened.extend(counted.map(|(views, contents)| {
+                    let name = asking.name(key.scope as i32);
+                    (Segment { key, name, views, contents: Ok(contents) }, None)
+                }));
                 continue;
             }
-            let (mut contents, file) = open(&key, &views, huge, deadline, asking);
+            let (mut contents, file) = open(&key, &views, looking.huge, deadline, asking);
             if let (Ok(contents), true) = (&mut contents, differ) {
                 contents.unseen.get_or_insert(Reason::TooManyMappings { most: MOST_VIEWS });
             }
             let views = views.into_iter().map(|shown| shown.view).collect();
             opened.push((Segment { key, name, views, contents }, file));
         }
+        opened.sort_by_key(|(segment, _)| segment.key);
         opened
     }
 
@@ -287,6 +297,8 @@ pub(super) struct Looking {
     pub with_break: bool,
     /// Huge page size.
     pub huge: PageSize,
+    /// Time for counting the contents of all segments.
+    pub counting: Duration,
     /// Settings of the machine.
     pub settings: Arc<Settings>,
 }
@@ -346,7 +358,7 @@ impl Looking {
             };
             all.push((key, Shown { view, mapping: mapping.clone(), special }));
         }
-        find_huge(files.pid(), &mut all, Pagemap::huge);
+        find_huge(files.pid(), &mut all, self.huge, Pagemap::huge);
         Ok(all)
     }
 
@@ -359,7 +371,7 @@ impl Looking {
         };
         let usages = private::mappings(pid, self.memory, self.with_break, self.huge, reader)?;
         let mut all: Vec<_> = usages.iter().map(shown).collect();
-        find_huge(pid, &mut all, Pagemap::huge_private);
+        find_huge(pid, &mut all, self.huge, Pagemap::huge_private);
         Ok(all)
     }
 }
@@ -379,11 +391,16 @@ fn view(pid: i32, usage: &MappingUsage) -> View {
     }
 }
 
-/// Adds which parts are huge. Kernels before 6.7 do not report these; a second collapse of a huge page changes nothing.
-fn find_huge(pid: i32, all: &mut [(SegmentKey, Shown)], huge: impl Fn(&Pagemap, AddressRange) -> io::Result<RangeSet>) {
+/// Adds which parts are huge. Kernels before 6.7 report these only by their sum; a second collapse of a huge page changes nothing.
+fn find_huge(
+    pid: i32,
+    all: &mut [(SegmentKey, Shown)],
+    size: PageSize,
+    huge: impl Fn(&Pagemap, AddressRange) -> io::Result<RangeSet>,
+) {
     let Ok(pagemap) = Pagemap::open(pid, base_page()) else { return };
     for (_, Shown { view, .. }) in all.iter_mut().filter(|(_, shown)| shown.view.huge > 0) {
-        view.huge_parts = huge(&pagemap, view.range).unwrap_or_default();
+        view.huge_parts = huge(&pagemap, view.range).unwrap_or_else(|_| private::huge_by_sum(view, size));
     }
 }
 
@@ -461,7 +478,8 @@ mod tests {
         Family::of(
             pids,
             chosen,
-            &Looking { memory: InPlace::Shared, with_break: false, huge, settings },
+            &Looking { memory: InPlace::Shared, with_break: false, huge, counting: Duration::from_secs(10), settings },
+            &mut Unfinished::default(),
             &mut Asking::default(),
         )
     }

@@ -6,6 +6,7 @@ use super::compaction::compact;
 use super::contents::{held_in, room};
 use super::gather::Family;
 use super::private;
+use super::private::Unfinished;
 use crate::SessionError;
 use crate::running::{Chosen, Selected, Suspended};
 use address_space::{AddressRange, PageSize};
@@ -25,13 +26,15 @@ use std::time::{Duration, Instant};
 /// The share of the machine's memory that stays available: one part in so many.
 const SHARE_LEFT_ALONE: u64 = 16;
 
-/// Rooms of memory cgroups, by directory, and of tmpfs file systems, as one or several lifts have found them.
+/// Rooms of memory cgroups, by directory, and of tmpfs file systems, as one or several lifts have found them, and what these have
+/// not counted yet.
 #[derive(Debug, Default)]
 pub(super) struct Rooms {
     of_cgroups: Margins<String>,
     /// Bytes that the lifts have added to memory cgroups, by directory.
     added: BTreeMap<String, u64>,
     pub of_tmpfs: Margins<(u32, u32)>,
+    pub unfinished: Unfinished,
     /// The lifts may compact memory.
     may_compact: bool,
 }

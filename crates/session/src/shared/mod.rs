@@ -52,6 +52,10 @@ const MOST_TIME_IN_USE: Duration = Duration::from_secs(60);
 const LESS_TIME_IN_USE: Duration = Duration::from_secs(5);
 /// Number of tries of a block without a free huge page, and of rounds in a row that may lift next to nothing.
 const TRIES: u32 = 6;
+/// Time for counting the contents of all segments in a lift for which a user waits.
+const MOST_TIME_COUNTING: Duration = Duration::from_secs(30);
+/// Time for that in plans, and in other lifts, which continue with the block at which the last count ended.
+const LESS_TIME_COUNTING: Duration = Duration::from_secs(10);
 
 /// Memory that is lifted in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -106,7 +110,7 @@ impl InPlaceOptions<'_> {
 /// # Errors
 /// No process can be read.
 pub fn plan_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlaceReport, SessionError> {
-    let prepared = Prepared::new(pids, options, &mut Rooms::default(), &mut Asking::default())?;
+    let prepared = Prepared::new(pids, options, LESS_TIME_COUNTING, &mut Rooms::default(), &mut Asking::default())?;
     let before = prepared.before(options.memory, true);
     Ok(before.planned(&prepared.family.segments, &prepared.plan))
 }
@@ -166,7 +170,8 @@ fn lift_within(
 ) -> Result<(InPlaceReport, Duration), SessionError> {
     let (begin, mut asking) = (Instant::now(), Asking::default());
     let waits = turn == Turn::First;
-    let prepared = Prepared::new(pids, options, rooms, &mut asking)?;
+    let counting = if waits { MOST_TIME_COUNTING } else { LESS_TIME_COUNTING };
+    let prepared = Prepared::new(pids, options, counting, rooms, &mut asking)?;
     let looking = begin.elapsed().saturating_sub(asking.waited());
     let before = prepared.before(options.memory, turn != Turn::Later);
     let Prepared { machine, family, plan, .. } = prepared;
@@ -217,6 +222,7 @@ impl Prepared {
     fn new(
         pids: &[i32],
         options: InPlaceOptions<'_>,
+        counting: Duration,
         rooms: &mut Rooms,
         asking: &mut Asking,
     ) -> Result<Self, SessionError> {
@@ -225,9 +231,10 @@ impl Prepared {
             memory: options.memory,
             with_break: options.with_break,
             huge: machine.huge,
+            counting,
             settings: Arc::new(settings),
         };
-        let family = Family::of(pids, options.chosen, &looking, asking)?;
+        let family = Family::of(pids, options.chosen, &looking, &mut rooms.unfinished, asking)?;
         let policy = Policy { fill: options.fill, most: options.most };
         let plan = plan_within(&family.segments, &machine, policy, &mut rooms.of_tmpfs);
         let sharers = match options.memory {

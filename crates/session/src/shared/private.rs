@@ -1,20 +1,17 @@
 //! Private anonymous memory of a process: its mappings, and the data in each block.
 
 use super::InPlace;
+use super::asking::{Asking, Deadline};
 use crate::SessionError;
-use address_space::{Address, AddressRange, MappingUsage, PageSize};
+use address_space::{Address, AddressRange, MappingUsage, PageSize, RangeSet};
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
 use process_view::coverage::{MemoryKind, ProcessMemory};
 use process_view::{ObjectReader, ProcessFiles};
-use shared_memory::{Contents, Held, Reason, SegmentKind, View};
+use shared_memory::{Contents, Counted, Held, PageTables, Reason, SegmentKey, SegmentKind, View, count};
+use std::collections::BTreeMap;
 use std::io;
 use std::time::Instant;
-
-/// Most blocks with data that are stored for one process: 2 TiB of data if a block has 2 MiB.
-const MOST_BLOCKS: usize = 1 << 20;
-/// Bytes of addresses between two checks of the time.
-const AT_ONCE: u64 = 1 << 30;
 
 /// Reads the mappings of one kind. Mappings of generated code are counted at any length, other mappings only if they are as long
 /// as a huge page.
@@ -65,66 +62,104 @@ pub(super) fn refusal(usage: &MappingUsage) -> Option<Reason> {
     }
 }
 
-/// Counts what each block of some mappings of a process holds.
-pub(super) fn contents(pid: i32, kind: SegmentKind, views: &[View], huge: PageSize, until: Instant) -> Contents {
-    let length = views.last().map_or(0, |view| view.range.end().0);
-    let mut contents = Contents { length, blocks: Vec::new(), room: None, unseen: None };
-    if let Err(reason) = count(pid, views, huge, until, &mut contents.blocks) {
-        contents.unseen = Some(reason);
+/// The counts of private memory that had no time to reach the end, and the blocks with which the next look continues.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Unfinished {
+    /// The block with which the next count begins.
+    next: BTreeMap<SegmentKey, u64>,
+    /// The segment that was counted when the time ended.
+    last: Option<SegmentKey>,
+}
+
+impl Unfinished {
+    /// Brings segments into the order in which they are counted: one that takes all the time is followed by the others at the
+    /// next look.
+    pub fn order<T>(&mut self, segments: BTreeMap<SegmentKey, T>) -> Vec<(SegmentKey, T)> {
+        self.next.retain(|key, _| segments.contains_key(key));
+        let first = self.last.take().map_or(0, |last| segments.range(..=last).count());
+        let mut all: Vec<_> = segments.into_iter().collect();
+        all.rotate_left(first);
+        all
     }
+
+    fn begin(&self, key: &SegmentKey) -> u64 {
+        self.next.get(key).copied().unwrap_or(0)
+    }
+
+    fn end(&mut self, key: SegmentKey, next: Option<u64>) {
+        match next {
+            Some(next) => {
+                self.next.insert(key, next);
+                // Those after it had no time at all.
+                self.last.get_or_insert(key);
+            }
+            None => {
+                self.next.remove(&key);
+            }
+        }
+    }
+}
+
+/// Counts what each block of a process's mappings holds; `None` if the process does not answer. Returns the mappings, too.
+pub(super) fn contents(
+    key: SegmentKey,
+    views: Vec<View>,
+    huge: PageSize,
+    deadline: Deadline,
+    unfinished: &mut Unfinished,
+    asking: &mut Asking,
+) -> Option<(Vec<View>, Contents)> {
+    let (pid, until, from) = (key.scope as i32, asking.end_of(deadline), unfinished.begin(&key));
+    let (views, counted) = asking.with(pid, move || {
+        let counted = counted(pid, &views, huge, from, until);
+        (views, counted)
+    })?;
+    unfinished.end(key, counted.next);
+    let Counted { blocks, already, unseen, .. } = counted;
+    let length = views.last().map_or(0, |view| view.range.end().0);
+    let mut contents = Contents { length, blocks, already, room: None, unseen };
     let has_whole_block = |view: &View| !view.range.whole_pages(huge).is_empty();
-    if kind == SegmentKind::Jit && !views.iter().any(has_whole_block) {
+    if key.kind == SegmentKind::Jit && !views.iter().any(has_whole_block) {
         let longest = views.iter().map(|view| view.range.len()).max().unwrap_or(0);
         contents.unseen = Some(Reason::Scattered { pieces: views.len(), longest });
     }
-    contents
+    Some((views, contents))
 }
 
-fn count(
-    pid: i32,
-    views: &[View],
-    huge: PageSize,
+fn counted(pid: i32, views: &[View], huge: PageSize, from: u64, until: Instant) -> Counted {
+    match Pagemap::open(pid, base_page()) {
+        Ok(pagemap) => count(views, huge, from, &mut Tables { pagemap, until }),
+        Err(error) => {
+            let unseen = Some(Reason::Unreadable { why: error.to_string() });
+            Counted { unseen, ..Counted::default() }
+        }
+    }
+}
+
+/// The page tables of a process, which are read until the time is up.
+struct Tables {
+    pagemap: Pagemap,
     until: Instant,
-    blocks: &mut Vec<(u64, Held)>,
-) -> Result<(), Reason> {
-    let unreadable = |error: io::Error| Reason::Unreadable { why: error.to_string() };
-    let pagemap = Pagemap::open(pid, base_page()).map_err(unreadable)?;
-    for view in views {
-        let mut counted = None;
-        let mut start = view.range.start();
-        while start < view.range.end() {
-            let part = AddressRange::sized(start, AT_ONCE.min(view.range.end() - start));
-            for touched in pagemap.with_contents(part).map_err(unreadable)?.iter() {
-                for number in touched.start().0 / huge.bytes()..=(touched.end().0 - 1) / huge.bytes() {
-                    if Instant::now() >= until || blocks.len() >= MOST_BLOCKS {
-                        return Err(Reason::TooScattered);
-                    }
-                    // A block is counted as a whole at its first touched part.
-                    if counted.is_none_or(|last| last < number) {
-                        let inside = block(huge, number).intersect(view.range);
-                        add(blocks, number, held(&pagemap, inside).map_err(unreadable)?);
-                        counted = Some(number);
-                    }
-                }
-            }
-            start = part.end();
-        }
-    }
-    blocks.retain(|(_, held)| held.data() > 0);
-    Ok(())
 }
 
-/// Adds what a mapping holds of a block; two mappings can share one.
-fn add(blocks: &mut Vec<(u64, Held)>, number: u64, more: Held) {
-    match blocks.last_mut().filter(|(last, _)| *last == number) {
-        Some((_, held)) => {
-            held.present += more.present;
-            held.swapped += more.swapped;
-            held.common += more.common;
-            held.guards += more.guards;
-        }
-        None => blocks.push((number, more)),
+impl PageTables for Tables {
+    fn with_data(&mut self, range: AddressRange) -> Result<RangeSet, String> {
+        self.pagemap.with_contents(range).map_err(|error| error.to_string())
     }
+
+    fn held(&mut self, range: AddressRange) -> Result<Held, String> {
+        held(&self.pagemap, range).map_err(|error| error.to_string())
+    }
+
+    fn has_time(&mut self) -> bool {
+        Instant::now() < self.until
+    }
+}
+
+/// The huge parts of a mapping if the kernel reports only their sum (before Linux 6.7): all or none.
+pub(super) fn huge_by_sum(view: &View, huge: PageSize) -> RangeSet {
+    let whole = view.range.whole_pages(huge);
+    Some(whole).filter(|whole| view.huge >= whole.len()).into_iter().collect()
 }
 
 fn block(huge: PageSize, number: u64) -> AddressRange {
@@ -162,4 +197,54 @@ pub(super) fn huge_now(usages: &[MappingUsage], views: &[View]) -> u64 {
     };
     let shown = usages.iter().filter(|usage| usage.mapping.is_plain_anonymous() && overlaps(usage));
     shown.map(|usage| usage.anonymous_huge).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(pid: u64) -> SegmentKey {
+        SegmentKey { device: (0, 0), inode: 0, kind: SegmentKind::Private, scope: pid }
+    }
+
+    #[test]
+    fn a_look_continues_where_the_last_one_had_no_more_time() {
+        let mut unfinished = Unfinished::default();
+        let order = |unfinished: &mut Unfinished, pids: &[u64]| -> Vec<u64> {
+            let segments = pids.iter().map(|pid| (key(*pid), ())).collect();
+            unfinished.order(segments).into_iter().map(|(key, ())| key.scope).collect()
+        };
+        assert_eq!(order(&mut unfinished, &[1, 2, 3]), [1, 2, 3]);
+        unfinished.end(key(1), None);
+        unfinished.end(key(2), Some(70));
+        unfinished.end(key(3), Some(0));
+        assert_eq!([1, 2, 3].map(|pid| unfinished.begin(&key(pid))), [0, 70, 0]);
+        assert_eq!(order(&mut unfinished, &[1, 2, 3]), [3, 1, 2], "others have time before it");
+        for pid in [3, 1, 2] {
+            unfinished.end(key(pid), None);
+        }
+        assert_eq!(unfinished, Unfinished::default());
+        // Processes that have ended are forgotten.
+        unfinished.end(key(2), Some(70));
+        assert_eq!(order(&mut unfinished, &[1, 3]), [3, 1]);
+        assert_eq!(unfinished, Unfinished::default());
+    }
+
+    #[test]
+    fn a_mapping_that_is_huge_as_a_whole_is_known_by_its_sum() {
+        let (size, start) = (PageSize::new(2 << 20).unwrap(), Address(1 << 40));
+        let view = |length, huge| View {
+            pid: 1,
+            range: AddressRange::sized(start, length),
+            offset: start.0,
+            huge,
+            huge_parts: RangeSet::new(),
+            resident: 0,
+            refused: None,
+            watched: false,
+        };
+        let found = |length: u64, huge: u64| huge_by_sum(&view(length << 20, huge << 20), size);
+        assert_eq!(found(5, 4), RangeSet::from_iter([AddressRange::sized(start, 4 << 20)]));
+        assert!(found(5, 2).is_empty() && found(1, 0).is_empty());
+    }
 }
