@@ -63,12 +63,24 @@ pub struct OwnPages {
     pub least: u64,
     /// The directory, quoted for a shell, whose owner alone may run `command`: PostgreSQL refuses root and other users.
     pub owned: Option<String>,
+    /// Files with its settings that could not be read.
+    pub unread: Vec<String>,
+    /// Settings that are assumed, because nothing that was read sets them; empty if all files were read.
+    pub assumed: Vec<String>,
 }
 
 impl OwnPages {
     /// Pages of this size for all buffers.
     pub fn pages(&self, size: PageSize) -> u64 {
         self.buffers.iter().map(|buffer| buffer.pages(size)).fold(0, u64::saturating_add)
+    }
+
+    /// The place of the setting, or why it is not known.
+    pub fn source_in_words(&self) -> String {
+        match self.unread.as_slice() {
+            [first, ..] if self.source == USUAL => format!("assumed: {first} cannot be read"),
+            _ => self.source.clone(),
+        }
     }
 
     /// The buffers with their sizes.

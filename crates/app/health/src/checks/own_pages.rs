@@ -17,6 +17,21 @@ const MUCH_MEMORY: u64 = 64 << 20;
 pub fn own_pages(facts: &Facts) -> Vec<CheckOutcome> {
     let Some((program, size)) = facts.program.as_ref().zip(facts.huge_page) else { return Vec::new() };
     let Some(own) = &program.own_pages else { return Vec::new() };
+    let mut outcomes = of_settings(facts, program, own, size);
+    outcomes.extend(unread(own));
+    outcomes
+}
+
+/// The settings that could not be read, and those that are assumed instead.
+fn unread(own: &OwnPages) -> Option<CheckOutcome> {
+    let what = || {
+        let files = own.unread.join(", ");
+        format!("the settings in {files}; assumed: {}", own.assumed.join(", "))
+    };
+    (!own.assumed.is_empty()).then(|| CheckOutcome::for_root(what()))
+}
+
+fn of_settings(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: PageSize) -> Vec<CheckOutcome> {
     match (&program.running, own.request) {
         (Some(running), Request::IfPossible | Request::Required) if has_fallen_back(program, own, running) => {
             // A server that tries the pool by default does not need it if its memory was lifted in place.
@@ -35,7 +50,8 @@ pub fn own_pages(facts: &Facts) -> Vec<CheckOutcome> {
             not_requested(facts, program, own, size)
         }
         (None, Request::IfPossible | Request::Required) => would_fall_back(facts, program, own, size),
-        _ => fine(format!("{} ({})", own.setting, if own.request == Request::Off { "not set" } else { &own.source })),
+        _ if own.request == Request::Off => fine(format!("{} (not set)", own.setting)),
+        _ => fine(format!("{} ({})", own.setting, own.source_in_words())),
     }
 }
 
@@ -78,7 +94,7 @@ fn fell_back(
         format!(
             "{} ({}); {} reserved on the pool; {}",
             own.setting,
-            own.source,
+            own.source_in_words(),
             format_bytes(on_pool),
             pool_in_words(facts, size)
         ),
@@ -104,6 +120,7 @@ fn not_requested(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: Pa
         Severity::Note,
         format!("{} can have its buffers on the pool", program.name),
         match own.source.as_str() {
+            USUAL if !own.unread.is_empty() => format!("{} ({})", own.setting, own.source_in_words()),
             USUAL => format!("{} is not set", own.setting),
             source => format!("{} is not set, but off in {source}", own.setting),
         },
@@ -120,7 +137,7 @@ fn not_requested(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: Pa
 
 fn would_fall_back(facts: &Facts, program: &ProgramFacts, own: &OwnPages, size: PageSize) -> Vec<CheckOutcome> {
     let available = usual_pool(facts).map_or(0, |pool| pool.available);
-    let from = format!("{} ({})", own.setting, own.source);
+    let from = format!("{} ({})", own.setting, own.source_in_words());
     if let Some(command) = &own.command {
         return would_print(facts, program, (own, command), size);
     }
@@ -150,7 +167,8 @@ fn would_print(
     size: PageSize,
 ) -> Vec<CheckOutcome> {
     let available = usual_pool(facts).map_or(0, |pool| pool.available);
-    let least = size.pages_for(own.least);
+    // Files that were not read can set less than the default.
+    let least = if own.assumed.is_empty() { size.pages_for(own.least) } else { 0 };
     let (severity, title, why) = match own.request {
         Request::Required if available < least.max(1) => {
             (Severity::Problem, "requests more pages than the pool has", "with fewer pages it does not start")
@@ -175,7 +193,7 @@ fn would_print(
     found(
         severity,
         format!("{} {title}", program.name),
-        format!("{} ({}); {}", own.setting, own.source, pool_in_words(facts, size)),
+        format!("{} ({}); {}", own.setting, own.source_in_words(), pool_in_words(facts, size)),
         match least {
             0 => "as many pages as shared_memory_size_in_huge_pages".to_owned(),
             least => format!("as many pages as shared_memory_size_in_huge_pages, which are more than {least}"),

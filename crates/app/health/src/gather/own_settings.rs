@@ -65,6 +65,58 @@ struct Setting {
 
 type Settings = BTreeMap<String, Setting>;
 
+/// Necessity of a file for the start of a server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Need {
+    Required,
+    Optional,
+}
+
+/// Reads files of settings; later settings replace earlier ones.
+struct Reading<'f, F> {
+    files: &'f F,
+    /// Number of files that may still be read.
+    left: usize,
+    settings: Settings,
+    /// Files that exist, or that another one names, and that cannot be read.
+    unread: Vec<String>,
+}
+
+impl<'f, F: Files> Reading<'f, F> {
+    fn of(files: &'f F) -> Self {
+        Self { files, left: MOST_FILES, settings: Settings::new(), unread: Vec::new() }
+    }
+
+    /// The text of a file. One that need not exist is missed only if its directory contains it.
+    fn text(&mut self, path: &str, need: Need) -> Option<String> {
+        self.left = self.left.checked_sub(1)?;
+        let text = self.files.text(path);
+        if text.is_none() && (need == Need::Required || self.exists(path)) {
+            self.unread.push(path.to_owned());
+        }
+        text
+    }
+
+    /// True if the directory of the file can be listed, and contains it.
+    fn exists(&self, path: &str) -> bool {
+        let parts = path.rsplit_once('/');
+        parts.is_some_and(|(folder, name)| self.files.names_in(folder).iter().any(|is| is == name))
+    }
+
+    /// Files of a directory with this ending, in the order of their names.
+    fn files_in(&self, folder: &str, ending: &str) -> Vec<String> {
+        let mut names = self.files.names_in(folder);
+        names.sort_unstable();
+        names.iter().filter(|name| name.ends_with(ending)).map(|name| format!("{folder}/{name}")).collect()
+    }
+
+    /// Settings among these that nothing has set, if a file was not read; with their default values.
+    fn assumed(&self, usual: &[(&str, &str)]) -> Vec<String> {
+        let is_open = |(name, _): &&(&str, &str)| !self.unread.is_empty() && !self.settings.contains_key(*name);
+        usual.iter().filter(is_open).map(|(name, value)| format!("{name} = {value}")).collect()
+    }
+}
+
 /// The pool pages that a server of this kind takes; `None` for other programs.
 pub fn own_pages(known: Known, command: &[String], files: &impl Files, observed: Observed) -> Option<OwnPages> {
     match known {
@@ -85,7 +137,9 @@ pub fn of_java<'a>(words: impl Iterator<Item = &'a str> + Clone) -> Option<OwnPa
 }
 
 fn of_mysql(command: &[String], files: &impl Files, observed: Observed) -> OwnPages {
-    let settings = mysql_settings(command, files);
+    let reading = mysql_settings(command, files);
+    let assumed = reading.assumed(&[("large_pages", "OFF"), ("innodb_buffer_pool_size", "128M")]);
+    let Reading { settings, unread, .. } = reading;
     let bytes =
         |name: &str, usual: u64| settings.get(name).and_then(|setting| byte_count(&setting.value)).unwrap_or(usual);
     let is_mariadb = command.first().is_some_and(|word| word.contains("mariadb")) || observed.mariadb.is_some();
@@ -120,7 +174,7 @@ fn of_mysql(command: &[String], files: &impl Files, observed: Observed) -> OwnPa
         Some(Setting { place, .. }) => (Request::Off, place.clone()),
         None => (Request::Off, USUAL.to_owned()),
     };
-    OwnPages { request, setting: "large_pages=ON".to_owned(), source, buffers, ..OwnPages::default() }
+    OwnPages { request, setting: "large_pages=ON".to_owned(), source, buffers, unread, assumed, ..OwnPages::default() }
 }
 
 fn is_in_one_piece(release: Release) -> bool {
@@ -143,25 +197,24 @@ fn is_on(value: &str) -> bool {
 }
 
 /// Settings of MariaDB and MySQL; later ones replace earlier ones, and the command line all.
-fn mysql_settings(command: &[String], files: &impl Files) -> Settings {
+fn mysql_settings<'f, F: Files>(command: &[String], files: &'f F) -> Reading<'f, F> {
     let words = command.get(1..).unwrap_or_default();
     let option = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-    let mut pending: Vec<String> = match option("--defaults-file") {
+    let mut reading = Reading::of(files);
+    let mut pending: Vec<(&str, Need)> = match option("--defaults-file") {
         _ if words.iter().any(|word| word == "--no-defaults") => Vec::new(),
-        Some(file) => vec![file.to_owned()],
-        None => OPTION_FILES.iter().map(ToString::to_string).collect(),
+        Some(file) => vec![(file, Need::Required)],
+        None => OPTION_FILES.map(|path| (path, Need::Optional)).to_vec(),
     };
-    pending.extend(option("--defaults-extra-file").map(str::to_owned));
-    let mut settings = Settings::new();
-    let mut left = MOST_FILES;
-    pending.iter().for_each(|path| read_option_file(files, path, &mut left, &mut settings));
+    pending.extend(option("--defaults-extra-file").map(|path| (path, Need::Required)));
+    pending.iter().for_each(|(path, need)| read_option_file(&mut reading, path, *need));
     for (index, word) in words.iter().enumerate() {
         let Some(text) = word.strip_prefix("--") else { continue };
         let next = words.get(index + 1).filter(|next| !next.starts_with('-')).map(String::as_str);
         let (name, value) = text.split_once('=').unwrap_or((text, next.unwrap_or_default()));
-        take(&mut settings, name, value, "its command line");
+        take(&mut reading.settings, name, value, "its command line");
     }
-    settings
+    reading
 }
 
 fn take(settings: &mut Settings, name: &str, value: &str, place: &str) {
@@ -180,28 +233,21 @@ fn unquoted(value: &str) -> &str {
 }
 
 /// Reads an option file and the files that it includes, in the order of their lines.
-fn read_option_file(files: &impl Files, path: &str, left: &mut usize, settings: &mut Settings) {
-    if *left == 0 {
-        return;
-    }
-    *left -= 1;
-    let Some(text) = files.text(path) else { return };
+fn read_option_file(reading: &mut Reading<'_, impl Files>, path: &str, need: Need) {
+    let Some(text) = reading.text(path, need) else { return };
     let mut is_meant = false;
     for line in text.lines().map(str::trim) {
         if let Some(folder) = line.strip_prefix("!includedir") {
-            let folder = folder.trim().trim_end_matches('/');
-            let mut names = files.names_in(folder);
-            names.sort_unstable();
-            let paths = names.iter().filter(|name| name.ends_with(".cnf")).map(|name| format!("{folder}/{name}"));
-            paths.for_each(|path| read_option_file(files, &path, left, settings));
+            let paths = reading.files_in(folder.trim().trim_end_matches('/'), ".cnf");
+            paths.iter().for_each(|path| read_option_file(reading, path, Need::Required));
         } else if let Some(path) = line.strip_prefix("!include") {
-            read_option_file(files, path.trim(), left, settings);
+            read_option_file(reading, path.trim(), Need::Required);
         } else if let Some(group) = line.strip_prefix('[') {
             is_meant = GROUPS.contains(&group.trim_end_matches(']').trim());
         } else if is_meant && !line.is_empty() && !line.starts_with(['#', ';']) {
             let line = line.split(" #").next().unwrap_or(line);
             let (name, value) = line.split_once('=').unwrap_or((line, ""));
-            take(settings, name, value, path);
+            take(&mut reading.settings, name, value, path);
         }
     }
 }
@@ -212,12 +258,15 @@ fn of_postgres(command: &[String], files: &impl Files, observed: Observed) -> Ow
     let data = after(words, "-D").or_else(|| given.get("data_directory").map(|setting| setting.value.clone()));
     let in_data = |name: &str| data.as_ref().map(|data| format!("{data}/{name}"));
     let main = given.get("config_file").map(|setting| setting.value.clone()).or_else(|| in_data("postgresql.conf"));
-    let mut settings = Settings::new();
-    let mut left = MOST_FILES;
-    for path in [main, in_data("postgresql.auto.conf")].into_iter().flatten() {
-        read_postgres_file(files, &path, &mut left, &mut settings);
+    let mut reading = Reading::of(files);
+    for (path, need) in [(main, Need::Required), (in_data("postgresql.auto.conf"), Need::Optional)] {
+        path.iter().for_each(|path| read_postgres_file(&mut reading, path, need));
     }
-    settings.extend(given);
+    reading.settings.extend(given);
+    let usual = [("huge_pages", "try"), ("shared_buffers", "128MB")];
+    // The mapping of a server that runs shows the size of its buffers.
+    let assumed = reading.assumed(if observed.shared == 0 { &usual } else { &usual[..1] });
+    let Reading { settings, unread, .. } = reading;
     let (value, source) = match settings.get("huge_pages") {
         Some(Setting { value, place }) => (value.to_ascii_lowercase(), place.clone()),
         None => ("try".to_owned(), USUAL.to_owned()),
@@ -238,7 +287,7 @@ fn of_postgres(command: &[String], files: &impl Files, observed: Observed) -> Ow
     let command = owned.as_ref().map(|_| started());
     let setting = if request == Request::Required { "huge_pages = on" } else { "huge_pages = try" }.to_owned();
     let least = settings.get("shared_buffers").map_or(Some(USUAL_BUFFER), |buffers| postgres_bytes(&buffers.value));
-    OwnPages { request, setting, source, buffers, command, least: least.unwrap_or(0), owned }
+    OwnPages { request, setting, source, buffers, command, least: least.unwrap_or(0), owned, unread, assumed }
 }
 
 /// A size of PostgreSQL's settings. A number without a unit counts blocks.
@@ -278,12 +327,8 @@ fn postgres_words(words: &[String]) -> Settings {
     settings
 }
 
-fn read_postgres_file(files: &impl Files, path: &str, left: &mut usize, settings: &mut Settings) {
-    if *left == 0 {
-        return;
-    }
-    *left -= 1;
-    let Some(text) = files.text(path) else { return };
+fn read_postgres_file(reading: &mut Reading<'_, impl Files>, path: &str, need: Need) {
+    let Some(text) = reading.text(path, need) else { return };
     let beside = |name: &str| match name.starts_with('/') {
         true => name.to_owned(),
         false => format!("{}/{name}", path.rsplit_once('/').map_or("", |(folder, _)| folder)),
@@ -294,15 +339,13 @@ fn read_postgres_file(files: &impl Files, path: &str, left: &mut usize, settings
         let (name, rest) = line.split_at(end);
         let value = unquoted(rest.trim_start().trim_start_matches('='));
         match name {
-            "include" | "include_if_exists" => read_postgres_file(files, &beside(value), left, settings),
+            "include" => read_postgres_file(reading, &beside(value), Need::Required),
+            "include_if_exists" => read_postgres_file(reading, &beside(value), Need::Optional),
             "include_dir" => {
-                let folder = beside(value);
-                let mut names = files.names_in(&folder);
-                names.sort_unstable();
-                let paths = names.iter().filter(|name| name.ends_with(".conf")).map(|name| format!("{folder}/{name}"));
-                paths.for_each(|path| read_postgres_file(files, &path, left, settings));
+                let paths = reading.files_in(&beside(value), ".conf");
+                paths.iter().for_each(|path| read_postgres_file(reading, path, Need::Required));
             }
-            _ => take(settings, name, value, path),
+            _ => take(&mut reading.settings, name, value, path),
         }
     }
 }
@@ -393,6 +436,30 @@ mod tests {
         assert_eq!((own.buffers[0].bytes, own.source.as_str()), (64 << 20, "/etc/mysql/conf.d/a.cnf"));
         let alone = own_pages(Known::Mysql, &words("mariadbd --no-defaults"), &files, release).unwrap();
         assert_eq!((alone.buffers[0].bytes, alone.source.as_str()), (128 << 20, "its default"));
+    }
+
+    #[test]
+    fn files_that_cannot_be_read_are_named_with_what_is_assumed() {
+        let of = |text: &str, files: &Written, observed| {
+            let known = if text.starts_with("postgres") { Known::Postgres } else { Known::Mysql };
+            let own = own_pages(known, &words(text), files, observed).unwrap();
+            (own.unread.join(" "), own.assumed.join(" "), own.source_in_words())
+        };
+        let (none, new) = (Written::of(&[]), Observed::default());
+        let (file, both) = ("/d/postgresql.conf".to_owned(), "huge_pages = try shared_buffers = 128MB".to_owned());
+        let source = "assumed: /d/postgresql.conf cannot be read".to_owned();
+        assert_eq!(of("postgres -D /d", &none, new), (file.clone(), both, source.clone()));
+        let one = "huge_pages = try".to_owned();
+        assert_eq!(of("postgres -D /d -B 64", &none, new), (file.clone(), one.clone(), source.clone()));
+        let runs = Observed { shared: 1 << 30, runs: true, ..Observed::default() };
+        assert_eq!(of("postgres -D /d", &none, runs), (file, one, source));
+        let read = Written::of(&[("/d/postgresql.conf", "include_if_exists = 'x'\ninclude 'y'")]);
+        assert_eq!(of("postgres -D /d", &read, new).0, "/d/y");
+        assert_eq!(of("postgres", &none, new), (String::new(), String::new(), USUAL.to_owned()));
+        assert_eq!(of("mariadbd", &none, new), (String::new(), String::new(), USUAL.to_owned()));
+        let own = of("mariadbd --defaults-file=/a.cnf --large-pages", &none, new);
+        let assumed = "innodb_buffer_pool_size = 128M".to_owned();
+        assert_eq!(own, ("/a.cnf".to_owned(), assumed, "its command line".to_owned()));
     }
 
     /// `postgres -C shared_memory_size_in_huge_pages` printed 163 for shared_buffers=300MB, of which smaps showed a mapping

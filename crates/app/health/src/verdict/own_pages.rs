@@ -33,7 +33,11 @@ pub(super) fn of_own_pages(
     }
     let reserve = finding.fix.as_ref().and_then(|fix| fix.typed(facts.is_root).into_iter().next());
     let noun = noun(program);
-    let at_least = if own.buffers.is_empty() { "at least " } else { "" };
+    let at_least = match own.buffers.is_empty() {
+        true if own.assumed.is_empty() => "at least ",
+        true => "assumed: ",
+        false => "",
+    };
     let memory =
         format!("its {noun} ({at_least}{}) can be on pool pages from its start ({})", format_bytes(bytes), own.setting);
     let steps = match (&program.running, &reserve, facts.place.is_read_only) {

@@ -117,6 +117,7 @@ fn a_start_that_would_fall_back_is_announced() {
         command: Some(command.into()),
         least: 128 * MIB,
         owned: Some("/d".into()),
+        ..OwnPages::default()
     };
     // PostgreSQL does not run as root.
     let by_owner = format!("pagelift pool reserve 2M:$(runuser -u \"$(stat -c %U /d)\" -- {command})");
@@ -133,6 +134,39 @@ fn a_start_that_would_fall_back_is_announced() {
         finds("own-pages", severity, [title, &by_owner], set);
     }
     assert_eq!(Fix::root(&by_owner).typed(false), [format!("sudo sh -c '{by_owner}'")]);
+}
+
+/// The data directory of PostgreSQL is readable by its owner alone.
+#[test]
+fn settings_that_cannot_be_read_are_named_with_what_is_assumed() {
+    let set = |f: &mut Facts| {
+        program_of(f).known = Known::Postgres;
+        program_of(f).running = None;
+        program_of(f).own_pages = Some(OwnPages {
+            request: Request::IfPossible,
+            setting: "huge_pages = try".into(),
+            source: USUAL.into(),
+            command: Some("postgres -D /d -C shared_memory_size_in_huge_pages".into()),
+            least: 128 * MIB,
+            unread: vec!["/d/postgresql.conf".into()],
+            assumed: vec!["huge_pages = try".into(), "shared_buffers = 128MB".into()],
+            ..OwnPages::default()
+        });
+        f.pools[0].available = 0;
+    };
+    let finding = found_with(set, "own-pages").remove(0);
+    assert_eq!(
+        finding.found,
+        "huge_pages = try (assumed: /d/postgresql.conf cannot be read); 0 of 64 pages of 2 MiB available"
+    );
+    assert_eq!(finding.wanted, "as many pages as shared_memory_size_in_huge_pages");
+    let mut facts = healthy();
+    set(&mut facts);
+    let report = examine(&facts);
+    let missing = report.not_seen.iter().find(|missing| missing.check == "own-pages").unwrap();
+    let what = "the settings in /d/postgresql.conf; assumed: huge_pages = try, shared_buffers = 128MB";
+    assert_eq!((missing.what.as_str(), missing.root_sees), (what, true));
+    assert!(report.verdict.summary.contains("(assumed: 128.0 MiB)"), "{}", report.verdict.summary);
 }
 
 #[test]
