@@ -215,7 +215,9 @@ impl Reason {
                 format!("a higher memory limit in {}", quoted_path_text(directory))
             }
             Self::MachineLow { .. } => "free memory".to_owned(),
-            Self::NotPermitted => "run it as root, or with CAP_SYS_NICE and CAP_SYS_PTRACE".to_owned(),
+            Self::NotPermitted => {
+                "run it with CAP_SYS_NICE and CAP_SYS_PTRACE, which root has outside of containers".to_owned()
+            }
             Self::NoWholeBlock { .. }
             | Self::Watched
             | Self::Guarded

@@ -2,6 +2,7 @@
 
 use crate::format::Format;
 use linux::tracefs::text_below;
+use nix::unistd::geteuid;
 use std::io;
 
 /// Why a tracepoint cannot be used.
@@ -11,7 +12,7 @@ pub enum NoTracepoint {
     #[error("this kernel has no tracepoint {0}")]
     Missing(String),
     /// The kernel's trace files are not shown to this user.
-    #[error("the tracepoint {0} is not shown to this user ({1}); fix: run as root")]
+    #[error("the tracepoint {0} is not shown to this user ({1}); fix: {fix}", fix = shown_by(geteuid().is_root()))]
     NotShown(String, io::Error),
     /// Nothing on this architecture records it, whether it is there or not.
     #[error("{1} kernels never record the tracepoint {0}: no interrupt is sent")]
@@ -20,14 +21,22 @@ pub enum NoTracepoint {
     #[error("the tracepoint {0} has another format than expected")]
     NotUnderstood(String),
     /// The kernel refuses to open the event.
-    #[error("the tracepoint {0} may not be watched ({1}); fix: {fix}", fix = fix(.1))]
+    #[error("the tracepoint {0} may not be watched ({1}); fix: {fix}", fix = fix(.1, geteuid().is_root()))]
     Refused(String, io::Error),
 }
 
-fn fix(error: &io::Error) -> &'static str {
+fn fix(error: &io::Error, is_root: bool) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => "ulimit -n with 14 descriptors for each CPU",
+        _ if is_root => "--cap-add=PERFMON in a container, or run it on the host",
         _ => "run as root, or sysctl kernel.perf_event_paranoid=-1",
+    }
+}
+
+fn shown_by(is_root: bool) -> &'static str {
+    match is_root {
+        true => "mount -t tracefs tracefs /sys/kernel/tracing, or run it on the host",
+        false => "run as root",
     }
 }
 
@@ -50,6 +59,15 @@ mod tests {
         let text =
             |error| NoTracepoint::Refused("tlb:tlb_flush".to_owned(), io::Error::from_raw_os_error(error)).to_string();
         assert!(text(libc::EMFILE).ends_with("fix: ulimit -n with 14 descriptors for each CPU"));
-        assert!(text(libc::EACCES).contains("fix: run as root"));
+        assert!(text(libc::EACCES).contains("may not be watched"));
+    }
+
+    #[test]
+    fn root_is_not_sent_to_root() {
+        let refused = |is_root| fix(&io::Error::from_raw_os_error(libc::EACCES), is_root);
+        assert!([refused(false), shown_by(false)].iter().all(|fix| fix.contains("run as root")));
+        assert!(
+            [refused(true), shown_by(true)].iter().all(|fix| !fix.contains("as root") && fix.contains("on the host"))
+        );
     }
 }

@@ -52,7 +52,8 @@ fn count(id: u64, thread: i32, threads_only: bool) -> io::Result<Event> {
     builder.observe_pid(thread).any_cpu().inherit(true).inherit_thread(threads_only).include_kernel();
     let mut event = builder.build().map_err(|error| match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => io::Error::other(
-            "system calls may not be counted here (perf_event_paranoid); fix: as root, or sysctl kernel.perf_event_paranoid=-1",
+            "system calls may not be counted here (perf_event_paranoid); fix: CAP_PERFMON, which root has outside of containers, \
+             or sysctl kernel.perf_event_paranoid=-1",
         ),
         _ => error,
     })?;

@@ -1,7 +1,7 @@
 //! Why a process cannot be traced, and the fix.
 
 use linux::text::text_of;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
 use std::fmt::Display;
 
 /// The tracing party.
@@ -19,6 +19,8 @@ struct Facts {
     tracer: Option<(String, String)>,
     /// `kernel.yama.ptrace_scope`; `None` without Yama.
     scope: Option<u32>,
+    /// This program runs as root, and lacks CAP_SYS_PTRACE.
+    is_root: bool,
 }
 
 /// Returns the number of the tracer of a thread, or of a process's first thread, from its `status` in /proc; `None`
@@ -38,7 +40,8 @@ pub fn refusal(process: Pid, error: &dyn Display, who: Tracer) -> String {
     };
     let scope = text_of("/proc/sys/kernel/yama/ptrace_scope").ok();
     let scope = scope.and_then(|text| text.trim().parse().ok());
-    sentence(&Facts { tracer: tracer_in(&status).map(named), scope }, error, who)
+    let facts = Facts { tracer: tracer_in(&status).map(named), scope, is_root: geteuid().is_root() };
+    sentence(&facts, error, who)
 }
 
 fn sentence(facts: &Facts, error: &dyn Display, who: Tracer) -> String {
@@ -53,6 +56,10 @@ fn sentence(facts: &Facts, error: &dyn Display, who: Tracer) -> String {
         (Some(scope @ 2), Tracer::Helper) => {
             format!("{}, needed: 0 or 1, or root; fix: sysctl kernel.yama.ptrace_scope=1", found(scope))
         }
+        (_, Tracer::Other) if facts.is_root => format!(
+            "ptrace is refused ({error}) to this root; needed: CAP_SYS_PTRACE; fix: --cap-add=SYS_PTRACE in a container, or \
+             run pagelift on the host"
+        ),
         (Some(scope @ 1..), Tracer::Other) => {
             format!(
                 "{}, needed: 0, or root; fix: run pagelift as root, or sysctl kernel.yama.ptrace_scope=0",
@@ -76,7 +83,7 @@ mod tests {
 
     fn says(tracer: Option<(&str, &str)>, scope: Option<u32>, who: Tracer) -> String {
         let tracer = tracer.map(|(pid, name)| (pid.to_owned(), name.to_owned()));
-        sentence(&Facts { tracer, scope }, &"EPERM", who)
+        sentence(&Facts { tracer, scope, is_root: false }, &"EPERM", who)
     }
 
     #[test]
@@ -85,6 +92,14 @@ mod tests {
         assert_eq!(tracer_in("Name:\ta\nTracerPid:\t17\n"), Some("17"));
         let said = says(Some(("17", "strace")), Some(3), Tracer::Helper);
         assert!(said.starts_with("process 17 (strace) traces it already"), "{said}");
+    }
+
+    #[test]
+    fn root_is_not_sent_to_root() {
+        for scope in [None, Some(0), Some(1), Some(2)] {
+            let said = sentence(&Facts { tracer: None, scope, is_root: true }, &"EPERM", Tracer::Other);
+            assert!(said.contains("--cap-add=SYS_PTRACE") && !said.contains("as root"), "{said}");
+        }
     }
 
     #[test]
