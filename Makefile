@@ -1,4 +1,4 @@
-# What is done with this project, by name. `make` builds; `make test` is the whole test; `make demo` shows it at work.
+# What is done with this project, by name. `make` builds; `make test` runs all tests but `make suites` and `make test-kubernetes`; `make demo` shows it at work.
 
 # A Rust that was just installed by rustup is found even where the shell's PATH does not yet know it.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -38,7 +38,7 @@ all: build
 help:
 	@echo 'make            build the release'
 	@echo 'make check      formatting, lints, pure and simulated tests: needs only Rust, rustfmt, clippy; two minutes, at first three'
-	@echo 'make test       every test; as root on Debian it installs what the tests need'
+	@echo 'make test       all tests but make suites and make test-kubernetes; as root on Debian it installs what they need'
 	@echo 'make compatibility   docs/COMPATIBILITY.md from the tests on other kernels, in virtual machines; half an hour'
 	@echo 'make machines   some of them, by words in their names: MACHINES='\''linux-6.1 arm64'\'''
 	@echo 'make mutants    mutation testing of the planner, the engine and the pure crates; takes hours'
