@@ -281,7 +281,7 @@ fn units(command: &Command) -> String {
     };
     let lines = [
         ("TIME", "500ms, 90s, 5m, 2h or 7d; a number alone is in seconds, or refused"),
-        ("SIZE", "64K, 2M or 1.5G, in powers of 1024; a number alone is in bytes"),
+        ("SIZE", "64K, 2M or 1.5G (1K is 1024); a number alone: bytes, refused below 4096"),
     ];
     let shown: Vec<_> = lines.iter().filter(|(name, _)| takes(name)).collect();
     let lines: String = shown.iter().map(|(name, meaning)| format!("  {name:<5}  {meaning}\n")).collect();

@@ -35,7 +35,9 @@ pub use images::drop_images;
 pub use kernel_writes::{ProcessFiles, kernel_may_write};
 pub use maps::{FileNumbers, Mapping, MappingName, MapsError, parse_maps};
 pub use object::{FileKey, LoadedObject, ObjectRole, bias_of, file_groups};
-pub use page_size::{ByteCount, PageSize, PageSizeError, SizeDirectory, byte_count, format_bytes, parse_bytes};
+pub use page_size::{
+    ByteCount, PageSize, PageSizeError, SizeDirectory, byte_count, format_bytes, parse_bytes, parse_size, size_count,
+};
 pub use process_stat::{ProcessStat, StatCounters};
 pub use protection::Protection;
 pub use range_set::RangeSet;

@@ -19,7 +19,16 @@ pub enum PageSizeError {
     /// Not a number with an optional unit.
     #[error("`{0}` is no size: write a number with K, M or G behind it, for example 2M")]
     NotASize(String),
+    /// A number without a unit that is too small for bytes.
+    #[error("found `{0}`, which is in bytes without a unit, needed a size such as {number}M or {number}G", number = .0.trim())]
+    WithoutUnit(String),
+    /// Less than any page.
+    #[error("found `{0}`, less than any page ({LEAST_PAGE} bytes), needed a page size such as 2M or 1G")]
+    LessThanAPage(String),
 }
+
+/// The smallest page of all processors that Linux supports, in bytes.
+const LEAST_PAGE: u64 = 4096;
 
 impl PageSize {
     /// Returns the page size of `bytes` bytes.
@@ -28,6 +37,12 @@ impl PageSize {
     /// [`PageSizeError::NotAPowerOfTwo`].
     pub fn new(bytes: u64) -> Result<Self, PageSizeError> {
         if bytes.is_power_of_two() { Ok(Self(bytes)) } else { Err(PageSizeError::NotAPowerOfTwo(bytes)) }
+    }
+
+    /// Returns the page size that a text such as `2M` names; `None` if it names none, or less than any page. Without
+    /// allocation.
+    pub fn named(text: &str) -> Option<Self> {
+        byte_count(text).filter(|bytes| *bytes >= LEAST_PAGE).and_then(|bytes| Self::new(bytes).ok())
     }
 
     /// The size in bytes.
@@ -119,8 +134,29 @@ impl Serialize for PageSize {
 impl FromStr for PageSize {
     type Err = PageSizeError;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::new(parse_bytes(text)?)
+        match parse_bytes(text)? {
+            1..LEAST_PAGE => Err(PageSizeError::LessThanAPage(text.to_owned())),
+            bytes => Self::new(bytes),
+        }
     }
+}
+
+/// Reads a size of memory like [`parse_bytes`]. A number alone is in bytes, and refused if it is too small for bytes: it is
+/// the number of a larger unit.
+///
+/// # Errors
+/// [`PageSizeError::NotASize`], [`PageSizeError::WithoutUnit`].
+pub fn parse_size(text: &str) -> Result<u64, PageSizeError> {
+    size_count(text).ok_or_else(|| match byte_count(text) {
+        Some(_) => PageSizeError::WithoutUnit(text.to_owned()),
+        None => PageSizeError::NotASize(text.to_owned()),
+    })
+}
+
+/// Like [`parse_size`], without an error value and without allocation.
+pub fn size_count(text: &str) -> Option<u64> {
+    let is_alone = text.trim().bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    byte_count(text).filter(|bytes| !is_alone || !(1..LEAST_PAGE).contains(bytes))
 }
 
 /// Reads a byte count such as `4096`, `64K`, `2M`, `2MiB`, `1g` or `1.5G` (units are powers of 1024).
@@ -200,6 +236,27 @@ mod tests {
             assert_eq!(text.parse::<PageSize>().unwrap().bytes(), bytes, "{text}");
         }
         assert_eq!(parse_bytes("1.5G").unwrap(), 3 << 29);
+    }
+
+    #[test]
+    fn a_small_number_needs_its_unit() {
+        let sizes = ["0", "4096", "2M", "1.5G", "5b", " 64K "].map(|text| parse_size(text).unwrap());
+        assert_eq!(sizes, [0, 4096, 2 << 20, 3 << 29, 5, 64 << 10]);
+        let error = parse_size("5").unwrap_err().to_string();
+        assert_eq!(error, "found `5`, which is in bytes without a unit, needed a size such as 5M or 5G");
+        assert!(["big", "1.5", "4095"].iter().all(|text| parse_size(text).is_err() && size_count(text).is_none()));
+    }
+
+    #[test]
+    fn no_page_is_smaller_than_4_kib() {
+        for text in ["1", "2", "2048", "2K", "2b"] {
+            let error = text.parse::<PageSize>().unwrap_err().to_string();
+            let expected =
+                format!("found `{text}`, less than any page (4096 bytes), needed a page size such as 2M or 1G");
+            assert_eq!((error, PageSize::named(text)), (expected, None));
+        }
+        assert!("0".parse::<PageSize>().is_err() && PageSize::named("3M").is_none());
+        assert_eq!(PageSize::named("4K"), PageSize::new(4096).ok());
     }
 
     #[test]

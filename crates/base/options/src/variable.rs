@@ -5,7 +5,7 @@ use crate::heap::{HeapPages, HeapWords};
 use crate::names::matches;
 use crate::words::{WORDS, is_word, words};
 use crate::{Edges, Kind, Kinds, Pages, Policy, WritablePages};
-use address_space::parse_bytes;
+use address_space::parse_size;
 use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -63,7 +63,7 @@ impl Variable {
             ("writable-pages", Some(value)) => policy.writable_pages = WritablePages::from_word(value)?,
             ("edges", Some(value)) => policy.edges = Edges::from_word(value)?,
             ("page-size", Some(value)) => policy.page_size = Some(value.parse().map_err(|e| format!("{e}"))?),
-            ("max-memory", Some(value)) => policy.max_memory = Some(parse_bytes(value).map_err(|e| e.to_string())?),
+            ("max-memory", Some(value)) => policy.max_memory = Some(parse_size(value).map_err(|e| e.to_string())?),
             ("numa", Some(value)) => policy.numa = value.parse()?,
             ("lift", Some(value)) => policy.kinds = Kinds::parse_usual(value)?,
             ("objects", Some(value)) => policy.objects = value.parse()?,
@@ -123,7 +123,7 @@ fn policy_words(policy: &Policy) -> Result<Vec<String>, String> {
         format!("edges={}", policy.edges.word()),
     ]);
     words.extend(policy.page_size.map(|size| format!("page-size={}", size.bytes())));
-    words.extend(policy.max_memory.map(|bytes| format!("max-memory={bytes}")));
+    words.extend(policy.max_memory.map(|bytes| format!("max-memory={bytes}b")));
     let numa = policy.numa.to_string();
     words.extend((!numa.is_empty()).then(|| format!("numa={numa}")));
     let objects = policy.objects.to_string();
@@ -174,6 +174,15 @@ mod tests {
             ),
             ("heap=3M", "PAGELIFT: `heap=3M`: needed auto, off, thp, or a size of pool pages, 2M or 1G for example"),
             ("heap", "PAGELIFT: `heap`: write heap=VALUE"),
+            ("heap=2M heap-reserve=64", "PAGELIFT: `heap-reserve=64`: needed a size, 64M or 2G for example"),
+            (
+                "max-memory=64",
+                "PAGELIFT: `max-memory=64`: found `64`, which is in bytes without a unit, needed a size such as 64M or 64G",
+            ),
+            (
+                "page-size=2",
+                "PAGELIFT: `page-size=2`: found `2`, less than any page (4096 bytes), needed a page size such as 2M or 1G",
+            ),
             ("numa=1", "PAGELIFT: `numa=1`: found `1`, needed local or interleave or node=NUMBER"),
             ("pid=x", "PAGELIFT: `pid=x`: needed a number"),
         ] {

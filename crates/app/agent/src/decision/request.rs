@@ -2,7 +2,7 @@
 
 use super::refusal::{Reason, Refusal};
 use crate::rules::{Keep, Rule, intersection};
-use address_space::parse_bytes;
+use address_space::parse_size;
 use options::{Choice, Kind, Kinds, Pages};
 
 /// The variable by which a program requests or refuses a lift.
@@ -56,7 +56,7 @@ fn read(value: &str) -> Result<Asked, String> {
                 asked.pages = Some(Pages::from_word(pages).map_err(|error| format!("pages: {error}"))?);
             }
             Some(("max-memory", size)) => {
-                asked.max_memory = Some(parse_bytes(size).map_err(|error| format!("max-memory: {error}"))?);
+                asked.max_memory = Some(parse_size(size).map_err(|error| format!("max-memory: {error}"))?);
             }
             _ => return Err(format!("found `{word}`, needed on, off, lift=KINDS, pages=PAGES or max-memory=SIZE")),
         }

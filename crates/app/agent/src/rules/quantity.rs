@@ -1,6 +1,6 @@
 //! Quantities of the configuration: times, shares and sizes, each with its unit.
 
-use address_space::{format_bytes, parse_bytes};
+use address_space::{format_bytes, parse_size};
 use options::TimeRange;
 use serde::Deserialize;
 use std::fmt;
@@ -85,7 +85,7 @@ impl TryFrom<String> for Size {
 
     fn try_from(text: String) -> Result<Self, String> {
         let needed = |_| format!("found \"{text}\"; needed: a size such as \"8M\" or \"1.5G\"");
-        parse_bytes(&text).map(Self).map_err(needed)
+        parse_size(&text).map(Self).map_err(needed)
     }
 }
 
@@ -147,6 +147,13 @@ mod tests {
         for text in ["", "%", "1", "101%", "-1%", "nan%", "inf%", "1e1%"] {
             assert!(share(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let size = |text: &str| Size::try_from(text.to_owned());
+        assert_eq!((size("8M"), size("0"), size("4096")), (Ok(Size(8 << 20)), Ok(Size(0)), Ok(Size(4096))));
+        assert!(["8", "1.5", "M"].iter().all(|text| size(text).is_err()));
     }
 
     proptest! {

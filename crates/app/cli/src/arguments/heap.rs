@@ -67,9 +67,9 @@ impl HeapArgs {
     }
 }
 
-/// A number of bytes in the largest unit that divides it: `8G`.
+/// A number of bytes in the largest unit that divides it, as [`size`] reads it: `8G`.
 pub fn size_word(bytes: u64) -> String {
-    let units = [(30, "G"), (20, "M"), (10, "K")];
+    let units = [(30, "G"), (20, "M"), (10, "K"), (0, "b")];
     let unit = units.into_iter().find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift);
     unit.map_or_else(|| bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
 }
@@ -91,6 +91,7 @@ mod tests {
     #[test]
     fn sizes_are_printed_as_users_write_them() {
         let sizes = [0, 1000, 4096, 3 << 29, 8 << 30].map(size_word);
-        assert_eq!(sizes, ["0", "1000", "4K", "1536M", "8G"]);
+        assert_eq!(sizes, ["0", "1000b", "4K", "1536M", "8G"]);
+        assert_eq!(size("1000b"), Ok(1000));
     }
 }

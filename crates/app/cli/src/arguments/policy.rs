@@ -1,5 +1,6 @@
 //! The memory to lift, and its source: options that all planning commands share.
 
+use super::heap::size_word;
 use super::size::size;
 use address_space::PageSize;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -100,8 +101,8 @@ pub fn words(policy: &Policy) -> Vec<String> {
         format!("--writable-pages={}", policy.writable_pages.word()),
         format!("--edges={}", policy.edges.word()),
     ]);
-    words.extend(policy.page_size.map(|size| format!("--page-size={}", size.bytes())));
-    words.extend(policy.max_memory.map(|bytes| format!("--max-memory={bytes}")));
+    words.extend(policy.page_size.map(|size| format!("--page-size={}", size.word())));
+    words.extend(policy.max_memory.map(|bytes| format!("--max-memory={}", size_word(bytes))));
     let numa = policy.numa.to_string();
     words.extend((!numa.is_empty()).then(|| format!("--numa={numa}")));
     let objects = policy.objects.to_string();
