@@ -29,9 +29,12 @@ pub enum Level {
 pub struct Severity {
     /// The recommended action.
     pub level: Level,
-    /// Time of threads in the calls that send them (or waiting, if only that is measured) and in interrupts, as a share of one
-    /// CPU's time; `None` if neither is measured.
+    /// Time of threads in the calls that send them, or waiting for answers, whichever is longer, and in interrupts, as a share
+    /// of one CPU's time; `None` if neither is measured. Page faults (copy on write) wait outside of the calls.
     pub share: Option<f64>,
+    /// Waiting is longer than the calls, or the calls are not measured.
+    #[serde(skip)]
+    pub is_waiting: bool,
     /// Shootdowns sent each second, or calls that may send some.
     pub rate: f64,
     /// Page faults each second; a part touches returned memory again.
@@ -42,7 +45,9 @@ impl Severity {
     /// The severity of a process's counts in this number of seconds.
     pub fn of(process: &ProcessSummary, seconds: f64) -> Self {
         let each_second = |count: f64| count / seconds.max(f64::MIN_POSITIVE);
-        let sending = process.call_seconds.or(process.waited_seconds);
+        let (calls, waited) = (process.call_seconds, process.waited_seconds);
+        let is_waiting = waited > calls;
+        let sending = if is_waiting { waited } else { calls };
         let spent = sending.map(|sending| sending + process.interrupted_seconds.unwrap_or(0.0));
         let (share, rate) = (spent.map(each_second), each_second(process.sent));
         let level = match share {
@@ -52,7 +57,7 @@ impl Severity {
             None if rate < MANY => Level::Little,
             _ => Level::Cure,
         };
-        Self { level, share, rate, faults: process.page_faults.map(|faults| each_second(faults as f64)) }
+        Self { level, share, is_waiting, rate, faults: process.page_faults.map(|faults| each_second(faults as f64)) }
     }
 }
 
@@ -74,6 +79,7 @@ mod tests {
         assert_eq!(level(5_000.0, Some(0.09), None, None), Level::Nothing);
         assert_eq!(level(5_000.0, None, Some(0.09), Some(0.2)), Level::Little);
         assert_eq!(level(5_000.0, Some(0.3), Some(0.01), Some(0.4)), Level::Cure);
+        assert_eq!(level(9_980.0, Some(0.0), Some(0.18), None), Level::Little, "copy on write waits in page faults");
         assert_eq!(level(5_000.0, None, None, None), Level::Little, "not measured");
         assert_eq!(level(10_000.0, None, None, None), Level::Cure, "not measured, but many");
     }

@@ -290,6 +290,9 @@ fn widest(text: &str) -> usize {
 fn severity(severity: &Severity, evidence: Evidence) -> String {
     let mut text = format!("  {}/s", per_second(severity.rate, 1.0));
     match severity.share {
+        Some(share) if severity.is_waiting => {
+            text += &format!(", {} of one CPU waiting for answers and in interrupts", percent(share));
+        }
         Some(share) => text += &format!(", {} of one CPU in the calls and interrupts", percent(share)),
         None if evidence != Evidence::SystemCalls => text += ", their time is not measured",
         None => {}

@@ -133,7 +133,8 @@ fn calls_have_a_table_of_their_own() {
 }
 
 fn diagnosis(pid: i32, findings: Vec<Finding>) -> Diagnosis {
-    let severity = Severity { level: Level::Cure, share: Some(0.31), rate: 9057.0, faults: Some(45_000.0) };
+    let severity =
+        Severity { level: Level::Cure, share: Some(0.31), is_waiting: false, rate: 9057.0, faults: Some(45_000.0) };
     let life = Life { pid, since: 0 };
     Diagnosis { pid, life, allocator: None, environment: Vec::new(), severity, findings }
 }
@@ -191,6 +192,10 @@ fn a_line_says_whether_something_is_to_be_done() {
     let line = "  9,057/s, 31.0 % of one CPU in the calls and interrupts, 45,000 page faults/s: worth a cure\n";
     assert!(printed.contains(line) && printed.contains("    cure: KEEP=1\n"), "{printed}");
     assert_eq!(printed.matches(NEXT).count(), 1, "{printed}");
+    let mut in_faults = storm.clone();
+    in_faults.severity.is_waiting = true;
+    let printed = text(&summary, &[in_faults], None);
+    assert!(printed.contains(", 31.0 % of one CPU waiting for answers and in interrupts, "), "{printed}");
     let mut otherwise = storm.clone();
     otherwise.findings[0].cures[0].against = vec!["KEEP".to_owned()];
     let printed = self::text(&summary, &[otherwise], None);
@@ -198,7 +203,7 @@ fn a_line_says_whether_something_is_to_be_done() {
     let mut is_set = storm.clone();
     is_set.findings[0].cures[0].value = None;
     assert!(!text(&summary, &[is_set], None).contains("Next"));
-    let severity = Severity { level: Level::Nothing, share: None, rate: 12.0, faults: None };
+    let severity = Severity { level: Level::Nothing, share: None, is_waiting: false, rate: 12.0, faults: None };
     let calm = Diagnosis { severity, ..storm };
     let printed = text(&summary, std::slice::from_ref(&calm), None);
     assert!(printed.contains("  12/s, their time is not measured: do nothing\n"), "{printed}");
