@@ -72,6 +72,8 @@ pub struct ThpFacts {
     pub khugepaged: Option<Khugepaged>,
     /// The chosen word of `shmem_enabled`.
     pub shared: Option<String>,
+    /// The chosen word of the usual size's own `shmem_enabled` (Linux 6.11).
+    pub shared_of_size: Option<String>,
     /// The process's own setting.
     pub switched_off: Option<SwitchedOff>,
 }

@@ -4,6 +4,7 @@ mod host;
 mod own_pages;
 mod own_way;
 mod pool;
+mod shared_memory;
 mod states;
 
 use super::*;
@@ -74,6 +75,7 @@ fn healthy() -> Facts {
             max_ptes_none: Some(511),
             khugepaged: Some(Khugepaged { compacts: true, pages: 4096, pause: 10_000 }),
             shared: Some("never".into()),
+            shared_of_size: Some("inherit".into()),
             switched_off: None,
         },
         pools: vec![PoolFacts {

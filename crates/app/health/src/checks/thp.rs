@@ -182,6 +182,9 @@ fn everywhere(facts: &Facts) -> &'static str {
 /// Shared memory that the kernel has not aligned for huge pages, or would not align at the next start.
 pub fn shared(facts: &Facts) -> Vec<CheckOutcome> {
     let Some(word) = facts.thp.shared.as_deref() else { return Vec::new() };
+    if let Some(outcomes) = size_off(facts) {
+        return outcomes;
+    }
     let is_off = matches!(word, "never" | "deny");
     let in_words = match &facts.program {
         Some(ProgramFacts { running: Some(running), .. }) => unaligned(running),
@@ -208,6 +211,24 @@ pub fn shared(facts: &Facts) -> Vec<CheckOutcome> {
         "the kernel aligns shared memory only if the setting permits huge pages; it creates none itself",
         Some(fix),
     )
+}
+
+/// The setting of the size, which refuses huge pages to much shared memory of a process, collapsed in place or not.
+fn size_off(facts: &Facts) -> Option<Vec<CheckOutcome>> {
+    let size = facts.thp.size.filter(|_| facts.thp.shared_of_size.as_deref() == Some("never"))?;
+    let running = facts.running()?;
+    let on_base_pages = running.shared.0.saturating_sub(running.shared.1);
+    let file = format!("{THP}/{}/shmem_enabled", size.directory());
+    (running.on_pool() == 0 && on_base_pages >= MUCH_SHARED).then(|| {
+        found(
+            Severity::Note,
+            format!("huge pages of {size} are switched off for shared memory"),
+            format!("never in {file}; {} of shared memory on base pages", format_bytes(on_base_pages)),
+            "inherit, the kernel's default",
+            "the kernel refuses them also to `pagelift attach --lift shared`",
+            Some(Fix::write("inherit", &file).with_note("then `pagelift attach --lift shared`")),
+        )
+    })
 }
 
 /// Describes shared memory that was not aligned, if there is much.

@@ -40,6 +40,7 @@ pub fn thp(files: &impl Files, size: Option<PageSize>) -> ThpFacts {
         max_ptes_none: files.number(&format!("{THP}/khugepaged/max_ptes_none")),
         khugepaged: khugepaged(files),
         shared: word("shmem_enabled"),
+        shared_of_size: size.and_then(|size| word(&format!("{}/shmem_enabled", size.directory()))),
         switched_off: None,
     }
 }
@@ -201,6 +202,7 @@ mod tests {
             ("/sys/kernel/mm/transparent_hugepage/defrag", "always defer defer+madvise madvise [never]"),
             ("/sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_none", "511"),
             ("/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled", "always [inherit] madvise never"),
+            ("/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled", "always inherit [never]"),
             ("/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled", "always inherit madvise [never]"),
             ("/sys/devices/system/node/online", "0-1"),
             ("/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages", "9"),
@@ -213,7 +215,7 @@ mod tests {
         let thp = thp(&files, Some(size(2 << 20)));
         assert_eq!((thp.general.as_deref(), thp.defrag.as_deref()), (Some("madvise"), Some("never")));
         assert_eq!(thp.sizes, [(size(64 << 10), "never".to_owned()), (size(2 << 20), "inherit".to_owned())]);
-        assert_eq!(thp.max_ptes_none, Some(511));
+        assert_eq!((thp.max_ptes_none, thp.shared_of_size.as_deref()), (Some(511), Some("never")));
         let nodes = vec![NodePool { node: 1, total: 9, free: 7, surplus: 1 }];
         let pool = PoolFacts {
             size: size(2 << 20),

@@ -1,6 +1,7 @@
 //! Reads and tries the facts for the checks.
 
 mod attempts;
+mod leaving_pool;
 mod listening;
 mod machine;
 mod own_settings;

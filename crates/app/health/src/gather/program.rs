@@ -1,13 +1,13 @@
 //! The program, from its files and, if it runs, from /proc.
 
+use super::leaving_pool::{is_of_source, leave_pool};
 use super::listening::listens;
 use super::own_settings::{Observed, Release, of_java, own_pages, release_in};
 use super::process::{field, field_bytes};
 use crate::facts::{DataFileFacts, Known, ProgramFacts, RunningFacts};
-use crate::own_pages::Request;
 use address_space::{ElfImage, ElfKind, MappingName, MappingUsage, PageSize};
 use heap_choice::{Environment, HeapChoice, Program};
-use lift_plan::{CacheShortfall, Kind, Kinds, Pages, Plan, Policy, RangeLift, Reason, Shortfall, Source};
+use lift_plan::{CacheShortfall, Kind, Kinds, Pages, Plan, Policy, Reason, Shortfall, Source};
 use linux::pages::{base_page, transparent_huge_page};
 use machine_facts::{Files, System};
 use process_view::coverage::MemoryKind;
@@ -16,7 +16,7 @@ use process_view::{
     printable,
 };
 use session::heap::HeapPlan;
-use session::inspect::{FileLift, Inspection, KnownFile, Pools, inspect_file, inspect_process};
+use session::inspect::{FileLift, KnownFile, Pools, inspect_file, inspect_process};
 use session::shared::InPlaceAmounts;
 use session::start::{Payment, worker_of};
 use session::status::far_pages_of;
@@ -97,34 +97,6 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
         take_folios(&mut facts, &object.path, file.map(|(file, _)| file));
     }
     Ok((facts, Some(memory.usages.len() as u64)))
-}
-
-/// The plan of a lift without the pool, if the program requests pages of the pool by itself: these are for its buffers.
-/// `of` returns the plan with other pages.
-fn leave_pool(
-    facts: &mut ProgramFacts,
-    usual: Inspection,
-    of: impl Fn(Pages) -> Result<Inspection, SessionError>,
-) -> Result<Inspection, SessionError> {
-    let requests = facts.own_pages.as_ref().is_some_and(|own| own.request != Request::Off);
-    if !requests || !has_copy(&usual) {
-        return Ok(usual);
-    }
-    // Its processes share files and images.
-    let shared = of(Pages::FileThenImage)?;
-    let adds = |of: &Inspection| of.adds() + of.postponed.as_ref().map_or(0, |postponed| postponed.bytes);
-    let (pages, inspection) = match adds(&shared) >= adds(&usual) / 2 {
-        true => (Pages::FileThenImage, shared),
-        false => (Pages::Thp, of(Pages::Thp)?),
-    };
-    facts.pages = Some(pages);
-    Ok(inspection)
-}
-
-/// True if a lift copies memory, which takes pages of the pool as soon as it has some. Only copies are postponed.
-fn has_copy(inspection: &Inspection) -> bool {
-    let is_copy = |lift: &RangeLift| matches!(lift.attempts[0].source, Source::Hugetlb | Source::Thp);
-    inspection.postponed.is_some() || inspection.plan.lifts.iter().any(is_copy)
 }
 
 /// The program of a command that does not run.
@@ -289,7 +261,9 @@ fn take_plan(facts: &mut ProgramFacts, plan: &Plan, huge: Option<PageSize>) {
                 | Reason::Unpaid { .. }
         )
     };
-    let refusals = plan.refusals.iter().filter(|refusal| counts(&refusal.reason));
+    // Sources that are left out for the program's own pages are no shortfall.
+    let is_left_out = |reason: &Reason| facts.pages.is_some() && is_of_source(reason);
+    let refusals = plan.refusals.iter().filter(|refusal| counts(&refusal.reason) && !is_left_out(&refusal.reason));
     let shortfall = Shortfall::weightiest(refusals.map(|refusal| (refusal.range.len(), &refusal.reason)));
     facts.refused = shortfall
         .filter(|shortfall| is_large(shortfall.bytes, huge))
@@ -505,7 +479,9 @@ fn environment_of(process: &ProcessFiles) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::leaving_pool::has_copy;
     use super::*;
+    use crate::own_pages::Request;
 
     #[test]
     fn programs_are_known_by_file_or_call() {
