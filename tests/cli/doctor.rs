@@ -6,6 +6,7 @@
 
 mod names;
 mod states;
+mod widths;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
     ];
     tests.extend(states::tests());
     tests.extend(names::tests());
+    tests.push(widths::test());
     main_of(tests)
 }
 
