@@ -19,7 +19,7 @@ mod segment;
 
 pub use count::{Counted, PageTables, count};
 pub use kind::SegmentKind;
-pub use lift::{Budget, InPlaceOutcome, Kernel, Lifted, Refusal, Shown, lift};
+pub use lift::{Budget, Collapse, InPlaceOutcome, Kernel, Lifted, Refusal, Shown, lift};
 pub use margin::Margins;
 pub use plan::{Machine, Plan, Policy, Refused, SegmentPlan, Work, plan, plan_within};
 pub use reason::{Reason, SHMEM_ENABLED};

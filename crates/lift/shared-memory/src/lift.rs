@@ -18,6 +18,15 @@ const MOST_SLOW: u32 = 3;
 /// Number of other blocks that outweigh a slow one: a loaded machine delays single blocks.
 const FAST_FOR_ONE_SLOW: u32 = 16;
 
+/// A call that collapses a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collapse {
+    /// The kernel's answer.
+    pub result: Result<(), Refusal>,
+    /// Time in the kernel: the program waits no longer if it needs the block.
+    pub took: Duration,
+}
+
 /// The kernel's operations that a lift needs.
 pub trait Kernel {
     /// Prepares a segment before its first block.
@@ -54,10 +63,7 @@ pub trait Kernel {
     /// Why it cannot be counted, in words.
     fn held(&mut self, segment: usize, block: u64) -> Result<Held, String>;
     /// Collapses one block.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn collapse(&mut self, pid: i32, addresses: AddressRange) -> Result<(), Refusal>;
+    fn collapse(&mut self, pid: i32, addresses: AddressRange) -> Collapse;
     /// Compacts the machine's memory, so that free pages form huge ones. True if that was done.
     fn compact(&mut self) -> bool {
         false
@@ -460,14 +466,12 @@ impl<K: Kernel> Lifter<'_, K> {
             Ok(held) => held,
             Err(reason) => return Done::Refused(reason),
         };
-        let begin = self.kernel.elapsed();
-        let collapsed = self.kernel.collapse(view.pid, addresses);
-        let took = self.kernel.elapsed().saturating_sub(begin);
+        let collapse = self.kernel.collapse(view.pid, addresses);
         // The kernel locks a block only after it has found a page for it.
-        if collapsed != Err(Refusal::NoPage) {
-            self.note_time(took);
+        if collapse.result != Err(Refusal::NoPage) {
+            self.note_time(collapse.took);
         }
-        match collapsed {
+        match collapse.result {
             Ok(()) => {
                 self.kernel.added(held.adds(self.machine.huge));
                 Done::Lifted { held }

@@ -4,7 +4,7 @@ use address_space::{Address, AddressRange, PageSize, RangeSet};
 use core::time::Duration;
 use proptest::prelude::*;
 use shared_memory::{
-    Budget, Contents, Fill, Held, InPlaceOutcome, Kernel, Machine, Margins, Policy, Reason, Refusal, Segment,
+    Budget, Collapse, Contents, Fill, Held, InPlaceOutcome, Kernel, Machine, Margins, Policy, Reason, Refusal, Segment,
     SegmentKey, SegmentKind, Shown, View, lift, plan, plan_within,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,6 +41,8 @@ struct Simulated {
     open: i32,
     now: Duration,
     per_block: Duration,
+    /// Time that the lifter waits for a CPU before each call.
+    queue: Duration,
     /// Blocks that take a second longer.
     slow: BTreeSet<u64>,
     pauses: u32,
@@ -89,12 +91,13 @@ impl Kernel for Simulated {
         }
     }
 
-    fn collapse(&mut self, pid: i32, addresses: AddressRange) -> Result<(), Refusal> {
+    fn collapse(&mut self, pid: i32, addresses: AddressRange) -> Collapse {
         assert_eq!(addresses.len(), HUGE);
         let block = (addresses.start().0 - START - pid as u64 * APART) / HUGE;
         self.calls.push(block);
-        self.now += self.per_block + Duration::from_secs(self.slow.contains(&block).into());
-        match self.answers.get_mut(&block).and_then(Vec::pop) {
+        let took = self.per_block + Duration::from_secs(self.slow.contains(&block).into());
+        self.now += self.queue + took;
+        let result = match self.answers.get_mut(&block).and_then(Vec::pop) {
             Some(refusal) => Err(refusal),
             None => {
                 let (present, swapped) = (self.data[&block], self.swapped.remove(&block).unwrap_or(0));
@@ -104,7 +107,8 @@ impl Kernel for Simulated {
                 self.huge.insert(block);
                 Ok(())
             }
-        }
+        };
+        Collapse { result, took }
     }
 
     fn compact(&mut self) -> bool {
@@ -431,6 +435,14 @@ fn slow_blocks_and_the_end_of_the_time_end_all() {
     let budget = Budget { all: Duration::from_secs(1), ..BUDGET };
     let (blocks, refused, _) = lifted(1, 40, &budget, &mut kernel);
     assert_eq!((blocks, refused), (10, vec![(Reason::TimeIsUp { seconds: 1 }, 30)]));
+}
+
+#[test]
+fn a_lifter_that_waits_for_a_cpu_is_not_slow() {
+    let mut kernel = Simulated { queue: BUDGET.block * 2, ..full(100) };
+    let (blocks, refused, outcome) = lifted(1, 100, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused), (100, vec![]));
+    assert_eq!(outcome.worst, Duration::ZERO);
 }
 
 #[test]
