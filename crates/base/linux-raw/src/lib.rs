@@ -45,7 +45,7 @@ pub use memory::{fill_hole, madvise, mbind, mmap, mprotect, mremap, mremap_to, m
 #[rustfmt::skip]
 pub use process::{
     ALL_SIGNALS, abort, close_all, execute, exit, forget_thread_word, futex_wait, futex_wait_at_most, futex_wake,
-    kernel_release, monotonic_microseconds, process_id, set_child_subreaper, set_ptracer, set_signal_mask, thread_id, wait_for_end,
+    futex_wake_one, kernel_release, monotonic_microseconds, process_id, set_child_subreaper, set_ptracer, set_signal_mask, thread_id, wait_for_end,
 };
 
 /// An error number, positive, as in errno(3).

@@ -44,9 +44,13 @@ impl Lock {
 
     /// Gives it back.
     pub fn release(&self) {
-        if self.0.swap(FREE, Ordering::Release) == WAITED_FOR {
-            crate::futex_wake(&self.0, false);
-        }
+        self.hand_over();
+    }
+
+    /// Gives it back and wakes one waiting thread. That thread takes it as waited for, and so wakes the next one; if all
+    /// were woken, all but one would sleep again. Returns the number of woken threads.
+    fn hand_over(&self) -> usize {
+        if self.0.swap(FREE, Ordering::Release) == WAITED_FOR { crate::futex_wake_one(&self.0) } else { 0 }
     }
 }
 
@@ -76,5 +80,38 @@ mod tests {
             }
         });
         assert_eq!((count.into_inner(), lock.0.into_inner()), (40_000, FREE));
+    }
+
+    /// True if a thread of this process sleeps (proc_pid_stat(5)).
+    fn sleeps(thread: u32) -> bool {
+        let stat = std::fs::read_to_string(std::format!("/proc/self/task/{thread}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('S')
+    }
+
+    #[test]
+    fn one_of_the_waiting_threads_is_woken() {
+        const WAITING: usize = 4;
+        let (lock, count) = (Lock::new(), AtomicU64::new(0));
+        let threads = [const { AtomicU32::new(0) }; WAITING];
+        lock.take();
+        std::thread::scope(|scope| {
+            for thread in &threads {
+                scope.spawn(|| {
+                    thread.store(crate::thread_id(), Ordering::SeqCst);
+                    lock.take();
+                    count.fetch_add(1, Ordering::Relaxed);
+                    assert!(lock.hand_over() <= 1);
+                });
+            }
+            let waits = |thread: &AtomicU32| {
+                let thread = thread.load(Ordering::SeqCst);
+                thread != 0 && sleeps(thread)
+            };
+            while !threads.iter().all(waits) {
+                std::thread::yield_now();
+            }
+            assert_eq!(lock.hand_over(), 1);
+        });
+        assert_eq!((count.into_inner(), lock.0.into_inner()), (WAITING as u64, FREE));
     }
 }

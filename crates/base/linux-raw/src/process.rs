@@ -56,11 +56,19 @@ pub fn futex_wait_at_most(word: &AtomicU32, expected: u32, microseconds: u32) {
 
 /// Wakes all threads that wait for the word.
 pub fn futex_wake(word: &AtomicU32, shared: bool) {
+    wake(word, shared, i32::MAX as usize);
+}
+
+/// Wakes one of the threads of this process that wait for the word. Returns the number of woken threads.
+pub fn futex_wake_one(word: &AtomicU32) -> usize {
+    wake(word, false, 1)
+}
+
+fn wake(word: &AtomicU32, shared: bool, most: usize) -> usize {
     let operation = if shared { linux::FUTEX_WAKE } else { linux::FUTEX_WAKE | linux::FUTEX_PRIVATE_FLAG };
-    let everyone = i32::MAX as usize;
     // SAFETY:
     // - the word is an aligned 32-bit integer that lives during the call.
-    let _ = unsafe { call_with(linux::__NR_futex, [word.as_ptr() as usize, operation as usize, everyone]) };
+    unsafe { call_with(linux::__NR_futex, [word.as_ptr() as usize, operation as usize, most]) }.unwrap_or_default()
 }
 
 /// Microseconds of `CLOCK_MONOTONIC`.
