@@ -37,8 +37,9 @@ fn main() -> ExitCode {
         tests.push(suite(format!("mimalloc_suite/stress/{name}"), *ground, stress));
     }
     for (name, ground) in &GROUNDS[..2] {
-        for word in ["grow", "protect", "dontfork", "sandbox", "filter", "threads", "parts", "errno", "align", "little"]
-        {
+        for word in [
+            "grow", "protect", "guard", "dontfork", "sandbox", "filter", "threads", "parts", "errno", "align", "little",
+        ] {
             tests.push(as_in_the_c_library(format!("as_in_the_c_library/{word}/{name}"), word, *ground));
         }
         let needs = [vec![Need::Command("gcc".into())], ground.needs()].concat();

@@ -2,6 +2,7 @@
 //
 //   does_as_the_c_library grow       refused reallocs beside threads that map and unmap memory of their own
 //   does_as_the_c_library protect    a large block is freed while it is read-only
+//   does_as_the_c_library guard      a large block is freed while it has guard pages
 //   does_as_the_c_library dontfork   a large block is freed while children do not get it
 //   does_as_the_c_library sandbox    a filter that allows only what the C library's allocator calls, then blocks of all sizes
 //   does_as_the_c_library filter     the same by seccomp(2)
@@ -88,6 +89,24 @@ static int protect(void) {
     block = malloc(LARGE);
     memset(block, 2, LARGE);
     return block[LARGE - 1] == 2 ? 0 : fail("another value");
+}
+
+static int guard(void) {
+    enum { GUARD_INSTALL = 102 };
+    for (size_t size = LARGE; size <= 5 * (size_t)LARGE; size += 4 * (size_t)LARGE) {
+        char *block = aligned_alloc(4096, size);
+        memset(block, 1, size);
+        // Unknown before Linux 6.13.
+        if (madvise(block, 10 * 4096, GUARD_INSTALL))
+            return 0;
+        free(block);
+        block = malloc(size);
+        memset(block, 2, size);
+        if (block[size - 1] != 2)
+            return fail("another value");
+        free(block);
+    }
+    return 0;
 }
 
 static int dontfork(void) {
@@ -266,6 +285,8 @@ int main(int count, char **words) {
         return grow();
     if (!strcmp(word, "protect"))
         return protect();
+    if (!strcmp(word, "guard"))
+        return guard();
     if (!strcmp(word, "dontfork"))
         return dontfork();
     if (!strcmp(word, "sandbox"))

@@ -194,7 +194,7 @@ pub unsafe fn unlock(start: usize, bytes: usize) {
 }
 
 /// Makes memory readable and writable, and takes back what a program can have set for its block by mprotect(2) and, for its
-/// children and core dumps, madvise(2). NUMA policy, locks and protection keys stay. False if the kernel refuses.
+/// children, core dumps and guard pages, madvise(2). NUMA policy, locks and protection keys stay. False if the kernel refuses.
 ///
 /// # Safety
 /// The range consists of whole pages of mappings of this heap, and nothing uses it.
@@ -202,7 +202,14 @@ pub unsafe fn make_as_new(start: usize, bytes: usize) -> bool {
     const AS_NEW: [c_int; 3] = [libc::MADV_DOFORK, libc::MADV_DODUMP, libc::MADV_KEEPONFORK];
     // SAFETY:
     // - the caller's promise; the advice keeps contents.
-    unsafe { make_usable(start, bytes) && AS_NEW.iter().all(|&advice| advise(start, bytes, advice)) }
+    unsafe {
+        // Guard pages outlast MADV_DONTNEED. Before Linux 6.13 there are none, and the advice is unknown (EINVAL).
+        let are_guards_gone = || match linux_raw::madvise(range(start, bytes), linux_raw::kernel::general::MADV_GUARD_REMOVE) {
+            Ok(()) => true,
+            Err(error) => error as c_int == libc::EINVAL,
+        };
+        make_usable(start, bytes) && AS_NEW.iter().all(|&advice| advise(start, bytes, advice)) && are_guards_gone()
+    }
 }
 
 /// Makes memory readable and writable (mprotect(2)); false if the kernel refuses: there is no memory for it.
