@@ -15,6 +15,8 @@ fn main() {
     }
     let include = std::env::var("DEP_MIMALLOC_INCLUDE_DIR").expect("libmimalloc-sys says where its headers lie");
     let sources = Path::new(&include).join("../src");
+    // For tests/give_back.rs.
+    println!("cargo::rustc-env=MIMALLOC_INCLUDE={include}");
     cc::Build::new()
         .file("src/mimalloc.c")
         .include(&include)

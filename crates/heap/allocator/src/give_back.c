@@ -16,14 +16,17 @@ enum { IN_VAIN_MS = 1000, EXTRA_LASTS_MS = 10000 };
 #define MOST_EXTRA ((size_t)512 << 20)
 /* A slow call in so many reads the clock. */
 enum { SLOW_CALLS = 16 };
+/* Passes that one free makes for others. */
+enum { MOST_PASSES = 8 };
 /* Bytes that are returned while the lock is held once. */
 #define MOST_AT_ONCE ((size_t)8 << 20)
 
-/* Counts of bytes. They may be slightly wrong if threads change them at the same time; each pass over the arenas corrects
+/* Counts of bytes. They may be slightly wrong if threads change them at the same time; a pass over the arenas corrects
    `dirty`. */
 static struct {
     _Atomic(size_t) in_use;
-    /* Free memory that was in use since it was last returned. */
+    /* Free memory that was in use since it was last returned. Below 0 for a moment if a thread takes memory that another has
+       freed and not added yet: `dirty_now`. */
     _Atomic(size_t) dirty;
     /* Least value of `dirty` in this interval. */
     _Atomic(size_t) least_dirty;
@@ -81,7 +84,7 @@ void mimalloc_forget_other_threads(void) {
     mi_atomic_store_relaxed(&searching_threads, 0);
 }
 
-/* Time of this thread's last search for its own free pages. */
+/* Time of this thread's last search for its own free pages; 0 if its time is not counted yet. */
 static __thread mi_msecs_t collected_at;
 
 static size_t load(_Atomic(size_t) * count) { return mi_atomic_load_relaxed(count); }
@@ -90,6 +93,11 @@ static void subtract(_Atomic(size_t) * count, size_t bytes) {
     size_t old = load(count);
     while (!mi_atomic_cas_weak_relaxed(count, &old, old > bytes ? old - bytes : 0)) {
     }
+}
+
+static size_t dirty_now(void) {
+    intptr_t bytes = (intptr_t)load(&free_memory.dirty);
+    return bytes > 0 ? (size_t)bytes : 0;
 }
 
 void mimalloc_end_search(void) { subtract(&searching_threads, 1); }
@@ -104,7 +112,7 @@ static size_t most_kept(size_t share) {
 
 /* A pass over all arenas. */
 typedef struct {
-    /* Bytes to return, and those returned. */
+    /* Bytes to return, and those returned, of memory that was in use. */
     size_t wanted, returned;
     /* Least number of free slices of a huge page; all for whole huge pages. */
     size_t least;
@@ -136,15 +144,28 @@ static slices_t count_slices(mi_arena_t *arena, size_t start, size_t count) {
     return slices;
 }
 
+/* Bytes of slices that were in use since they were last returned. The slices are claimed: their marks stay while they are in
+   use. */
+static size_t marked_bytes(mi_arena_t *arena, size_t start, size_t count) {
+    return mi_size_of_slices(mi_bitmap_popcountN(arena->slices_purge, start, count));
+}
+
+/* Removes the marks of claimed slices that are returned, and returns their bytes. */
+static size_t unmark(mi_arena_t *arena, size_t start, size_t count) {
+    size_t marked = marked_bytes(arena, start, count);
+    mi_bitmap_clearN(arena->slices_purge, start, count);
+    mi_atomic_sub_relaxed(&free_memory.dirty, marked);
+    return marked;
+}
+
 static bool is_free(mi_arena_t *arena, size_t slice) { return count_slices(arena, slice, 1).free == 1; }
 
 static void return_run(mi_arena_t *arena, size_t start, size_t count, pass_t *pass) {
     begin_claim();
     if (load(&searching_threads) == 0 && mi_bbitmap_try_clearNC(arena->slices_free, start, count)) {
-        mi_bitmap_clearN(arena->slices_purge, start, count);
+        pass->returned += unmark(arena, start, count);
         mi_arena_purge(arena, start, count);
         mi_bbitmap_setN(arena->slices_free, start, count);
-        pass->returned += mi_size_of_slices(count);
     }
     end_claim();
 }
@@ -214,15 +235,31 @@ static size_t all_dirty(void) {
     return mi_size_of_slices(slices);
 }
 
+/* Counts `dirty` anew, unless another thread frees or takes memory meanwhile: its change would be lost. */
+static void correct_dirty(void) {
+    size_t before = load(&free_memory.dirty);
+    size_t counted = all_dirty();
+    mi_atomic_cas_strong_acq_rel(&free_memory.dirty, &before, counted);
+}
+
+static bool begin_pass(void) {
+    uintptr_t nobody = 0;
+    return mi_atomic_cas_strong_acq_rel(&free_memory.passing_thread, &nobody, _mi_thread_id());
+}
+
+/* An exchange, since `return_excess` has to see what another thread has freed before it found this pass. */
+static void end_pass(void) { mi_atomic_exchange_acq_rel(&free_memory.passing_thread, (uintptr_t)0); }
+
 /* Returns so many bytes if there are as many, and keeps at least `kept_in_parts` bytes of parts of huge pages. Returns the
    number of bytes that were returned. */
 static size_t return_bytes(size_t wanted, size_t kept_in_parts) {
-    uintptr_t nobody = 0;
-    if (!mi_atomic_cas_strong_acq_rel(&free_memory.passing_thread, &nobody, _mi_thread_id()))
+    if (!begin_pass())
         return 0;
     pass_t pass = {.wanted = wanted, .group = group_slices()};
+    size_t at_first = dirty_now();
     pass_over_all(&pass, pass.group);
-    size_t dirty = all_dirty();
+    correct_dirty();
+    size_t dirty = dirty_now();
     for (int share = 3; share >= 0 && dirty > kept_in_parts && pass.returned < wanted; share--) {
         size_t before = pass.returned, rest = wanted - before;
         pass.wanted = before + (dirty - kept_in_parts < rest ? dirty - kept_in_parts : rest);
@@ -230,55 +267,82 @@ static size_t return_bytes(size_t wanted, size_t kept_in_parts) {
         pass_over_all(&pass, least > 0 ? least : 1);
         dirty -= pass.returned - before < dirty ? pass.returned - before : dirty;
     }
-    mi_atomic_store_relaxed(&free_memory.dirty, dirty);
     if (load(&free_memory.least_dirty) > dirty)
         mi_atomic_store_relaxed(&free_memory.least_dirty, dirty);
-    mi_atomic_store_relaxed(&free_memory.next_pass, dirty + LEAST_KEPT / 4);
-    mi_atomic_store_release(&free_memory.passing_thread, 0);
+    /* Without memory that other threads have freed during the pass: another pass may return that. */
+    size_t rest = at_first > pass.returned ? at_first - pass.returned : 0;
+    mi_atomic_store_relaxed(&free_memory.next_pass, (rest < dirty ? rest : dirty) + LEAST_KEPT / 4);
+    end_pass();
     return pass.returned;
+}
+
+/* Returns memory until no more than the usual amount is free. Called after each free, and after each pass: threads that have
+   freed memory during a pass may never call again. */
+static void return_excess(void) {
+    for (int passes = 0; passes < MOST_PASSES; passes++) {
+        size_t dirty = dirty_now(), most = most_kept(KEPT_SHARE);
+        if (dirty <= most || dirty < load(&free_memory.next_pass))
+            return;
+        size_t returned = return_bytes(dirty - most * 3 / 4, most_kept(KEPT_SHARE_IN_PARTS));
+        if (returned == 0)
+            return;
+        mi_atomic_add_relaxed(&free_memory.returned, returned);
+        mi_atomic_storei64_relaxed(&free_memory.returned_at, _mi_clock_now());
+    }
 }
 
 /* By amount. */
 static void page_was_freed(size_t bytes) {
     subtract(&free_memory.in_use, bytes);
-    size_t dirty = mi_atomic_add_relaxed(&free_memory.dirty, bytes) + bytes;
-    size_t most = most_kept(KEPT_SHARE);
-    if (dirty <= most || dirty < load(&free_memory.next_pass) || mi_arena_purge_delay() <= 0)
+    /* Otherwise mimalloc has not marked the slices: it has returned them, or never does. */
+    if (mi_arena_purge_delay() <= 0)
         return;
-    size_t returned = return_bytes(dirty - most * 3 / 4, most_kept(KEPT_SHARE_IN_PARTS));
-    mi_atomic_add_relaxed(&free_memory.returned, returned);
-    mi_atomic_storei64_relaxed(&free_memory.returned_at, _mi_clock_now());
+    mi_atomic_add_relaxed(&free_memory.dirty, bytes);
+    return_excess();
 }
 
 /* Called when arenas hold more memory; small.rs sets it. A pointer, since a program may define any name. */
 static void nothing(void) {}
 void (*mimalloc_grew)(void) = nothing;
 
-/* Its system calls may fail, madvise(2) for locked memory for example. A successful malloc(3) or realloc(3) leaves errno as it
-   is. */
-static void page_was_taken(size_t bytes) {
+/* Counts memory that was returned and is needed again at once. */
+static void was_returned_in_vain(size_t bytes) {
+    size_t returned = load(&free_memory.returned);
+    if (bytes == 0 || returned == 0)
+        return;
+    mi_msecs_t now = _mi_clock_now();
+    if (now - mi_atomic_loadi64_relaxed(&free_memory.returned_at) >= IN_VAIN_MS) {
+        mi_atomic_store_relaxed(&free_memory.returned, 0);
+    } else if (load(&free_memory.extra) < MOST_EXTRA) {
+        size_t again = bytes < returned ? bytes : returned;
+        subtract(&free_memory.returned, again);
+        mi_atomic_add_relaxed(&free_memory.extra, again);
+        mi_atomic_storei64_relaxed(&free_memory.extra_since, now);
+    }
+}
+
+/* Counts slices of an arena that are in use now; `is_new` if all are in use for the first time. Its system calls may fail,
+   madvise(2) for locked memory for example. A successful malloc(3) or realloc(3) leaves errno as it is. */
+static void slices_were_taken(mi_arena_t *arena, size_t start, size_t count, bool is_new) {
     int error = errno;
+    size_t bytes = mi_size_of_slices(count), marked = marked_bytes(arena, start, count);
     size_t in_use = mi_atomic_add_relaxed(&free_memory.in_use, bytes) + bytes;
     if (in_use > load(&free_memory.peak))
         mi_atomic_store_relaxed(&free_memory.peak, in_use);
-    size_t dirty = load(&free_memory.dirty), returned = load(&free_memory.returned);
-    if (dirty < bytes && returned > 0) {
-        mi_msecs_t now = _mi_clock_now();
-        if (now - mi_atomic_loadi64_relaxed(&free_memory.returned_at) >= IN_VAIN_MS) {
-            mi_atomic_store_relaxed(&free_memory.returned, 0);
-        } else if (load(&free_memory.extra) < MOST_EXTRA) {
-            size_t again = bytes - dirty < returned ? bytes - dirty : returned;
-            subtract(&free_memory.returned, again);
-            mi_atomic_add_relaxed(&free_memory.extra, again);
-            mi_atomic_storei64_relaxed(&free_memory.extra_since, now);
-        }
-    }
-    subtract(&free_memory.dirty, bytes);
-    dirty = dirty > bytes ? dirty - bytes : 0;
+    if (!is_new)
+        was_returned_in_vain(bytes - marked);
+    mi_atomic_sub_relaxed(&free_memory.dirty, marked);
+    size_t dirty = dirty_now();
     if (dirty < load(&free_memory.least_dirty))
         mi_atomic_store_relaxed(&free_memory.least_dirty, dirty);
     mimalloc_grew();
     errno = error;
+}
+
+static void page_was_taken(mi_page_t *page) {
+    size_t start, count;
+    mi_arena_t *arena = mi_arena_from_memid(page->memid, &start, &count);
+    slices_were_taken(arena, start, count, page->memid.initially_zero);
 }
 
 /* Returns large blocks that were freed long ago; small.rs sets it. A pointer, since a program may define any name. */
@@ -290,6 +354,9 @@ static void pass_by(mi_theap_t *theap) {
     mi_msecs_t now = _mi_clock_now();
     if (interval <= 0)
         return;
+    /* A new thread has no free pages yet. */
+    if (collected_at == 0)
+        collected_at = now;
     if (now - collected_at >= interval && mi_theap_is_initialized(theap)) {
         collected_at = now;
         _mi_theap_collect_retired(theap, true);
@@ -299,9 +366,10 @@ static void pass_by(mi_theap_t *theap) {
     if (now - since < interval || !mi_atomic_casi64_strong_acq_rel(&free_memory.interval_since, &since, now))
         return;
     size_t unused = load(&free_memory.least_dirty);
-    mi_atomic_store_relaxed(&free_memory.least_dirty, load(&free_memory.dirty));
+    mi_atomic_store_relaxed(&free_memory.least_dirty, dirty_now());
     if (unused > 0)
         return_bytes(unused, most_kept(KEPT_SHARE_IN_PARTS));
+    return_excess();
     if (now - mi_atomic_loadi64_relaxed(&free_memory.extra_since) >= EXTRA_LASTS_MS) {
         size_t extra = load(&free_memory.extra);
         mi_atomic_store_relaxed(&free_memory.extra, extra > LEAST_KEPT ? extra / 2 : 0);
@@ -342,11 +410,11 @@ static bool unmap_claimed(mi_arena_t *arena, size_t start, size_t count) {
     size_t place = load(&hole_count);
     if (place == MOST_HOLES || !mi_bbitmap_try_clearNC(arena->slices_free, start, count))
         return false;
-    mi_bitmap_clearN(arena->slices_purge, start, count);
     if (munmap(mi_arena_slice_start(arena, start), mi_size_of_slices(count)) != 0) {
         mi_bbitmap_setN(arena->slices_free, start, count);
         return false;
     }
+    unmark(arena, start, count);
     holes[place].hole = (hole_t){arena, start, count};
     mi_atomic_store_release(&hole_count, place + 1);
     return true;
@@ -474,7 +542,7 @@ void mimalloc_usage(usage_t *usage) {
 static inline bool reads_the_clock(mi_theap_t *theap) { return theap->generic_count % SLOW_CALLS == 0; }
 
 void *_mi_malloc_generic(mi_theap_t *theap, size_t size, size_t zero_huge_alignment, size_t *usable) mi_attr_noexcept {
-    /* As in `page_was_taken`. If no block is found, there may be one in a new arena. */
+    /* As in `slices_were_taken`. If no block is found, there may be one in a new arena. */
     int error = errno;
     if mi_unlikely (reads_the_clock(theap))
         pass_by(theap);
@@ -486,8 +554,8 @@ void *_mi_malloc_generic(mi_theap_t *theap, size_t size, size_t zero_huge_alignm
 mi_page_t *_mi_arenas_page_alloc(mi_theap_t *theap, size_t block_size, size_t page_alignment) {
     mi_page_t *page = arenas_page_alloc_of_mimalloc(theap, block_size, page_alignment);
     /* One that was abandoned is in use already. */
-    if (page != NULL && !mi_page_is_abandoned(page) && !page->memid.is_pinned)
-        page_was_taken(mi_page_full_size(page));
+    if (page != NULL && !mi_page_is_abandoned(page) && page->memid.memkind == MI_MEM_ARENA && !page->memid.is_pinned)
+        page_was_taken(page);
     return page;
 }
 

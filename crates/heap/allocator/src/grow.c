@@ -29,10 +29,11 @@ static bool grow_in_place(mi_page_t *page, size_t bytes) {
         return false;
     page->block_size = block_size;
     if (added > 0) {
-        mi_bitmap_setN(arena->slices_dirty, first + count, added, NULL);
+        size_t used_before;
+        mi_bitmap_setN(arena->slices_dirty, first + count, added, &used_before);
         page->memid.mem.arena.slice_count = (uint32_t)wanted;
         if (!page->memid.is_pinned)
-            page_was_taken(mi_size_of_slices(added));
+            slices_were_taken(arena, first + count, added, used_before == 0);
     }
     return _mi_page_map_register(page);
 }

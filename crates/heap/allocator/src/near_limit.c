@@ -96,11 +96,6 @@ static void break_up_arena(breaking_t *work) {
     break_up_pages(work);
 }
 
-static bool begin_pass(void) {
-    uintptr_t nobody = 0;
-    return mi_atomic_cas_strong_acq_rel(&free_memory.passing_thread, &nobody, _mi_thread_id());
-}
-
 /* Breaks up at most so many huge pages. */
 void mimalloc_break_up(size_t most) {
     if (!begin_pass())
@@ -112,7 +107,7 @@ void mimalloc_break_up(size_t most) {
         if (work.arena != NULL && !work.arena->memid.is_pinned)
             break_up_arena(&work);
     }
-    mi_atomic_store_release(&free_memory.passing_thread, 0);
+    end_pass();
 }
 
 /* Lets the kernel use huge pages again; false if another thread returns memory at present. */
@@ -128,12 +123,12 @@ bool mimalloc_use_huge_pages(void) {
         memset(broken[i], 0, sizeof(broken[i]));
     }
     broken_count = 0;
-    mi_atomic_store_release(&free_memory.passing_thread, 0);
+    end_pass();
     return true;
 }
 
 /* Bytes of arenas that may hold memory. */
-size_t mimalloc_arena_bytes(void) { return load(&free_memory.in_use) + load(&free_memory.dirty); }
+size_t mimalloc_arena_bytes(void) { return load(&free_memory.in_use) + dirty_now(); }
 
 /* Returns all free memory, parts of huge pages too. */
 void mimalloc_return_all(void) { return_bytes(SIZE_MAX / 2, 0); }
