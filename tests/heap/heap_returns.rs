@@ -20,6 +20,7 @@ fn main() -> ExitCode {
     }
     tests.push(test_case("large_blocks/in_turn", needs(), |t| returns(t, "large", "in_turn")));
     tests.push(test_case("reports_its_memory", needs(), reports));
+    tests.push(test_case("returns_without_its_lock", needs(), returns_without_its_lock));
     main_of(tests)
 }
 
@@ -66,5 +67,15 @@ fn reports(t: &Context) -> Result<()> {
     ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
     ensure!(output.stdout.contains("all is well"), "{}", output.stdout);
     ensure!(output.stderr.contains("in use bytes"), "malloc_stats prints nothing: {}", output.stderr);
+    Ok(())
+}
+
+/// The large block's memory is returned outside of the lock that other threads need.
+fn returns_without_its_lock(t: &Context) -> Result<()> {
+    let mut program = Program::named("heap/returns_without_its_lock.c")?.command()?;
+    // No interval ends, at which locks would be taken.
+    program.env("MIMALLOC_PURGE_DELAY", "-1");
+    let output = t.run(t.lifted(&THP, &program)?)?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
     Ok(())
 }

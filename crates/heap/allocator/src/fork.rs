@@ -176,6 +176,7 @@ pub unsafe fn release_in_child() {
         forget_other_holders();
         small::forget_other_threads();
     }
+    forget_departures();
     if !is_own_turn() {
         forget_turn_of_another();
         locks::open();
@@ -246,6 +247,23 @@ unsafe fn forget_other_holders() {
         // SAFETY:
         // - the caller's promise.
         unsafe { lock.forget_other_holder() };
+    }
+}
+
+/// Ends the departures of blocks that other threads have freed. Without the lock, which this thread may hold below a signal
+/// handler, those blocks stay unused.
+fn forget_departures() {
+    // SAFETY:
+    // - the lock is this thread's: taken before the fork or here.
+    unsafe {
+        if is_own_turn() {
+            if OF_TURN.holds_shared.load(SeqCst) {
+                SHARED.while_locked(Large::forget_other_threads);
+            }
+        } else if SHARED.lock.try_lock() {
+            SHARED.while_locked(Large::forget_other_threads);
+            SHARED.lock.unlock();
+        }
     }
 }
 

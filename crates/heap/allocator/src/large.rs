@@ -5,12 +5,14 @@
 //! CPU. If it was, the memory is cleared in place. If only a few places were touched, it gets ordinary pages
 //! (`cleaning`). If a limit counts address space (`limits`), no mapping is kept without memory.
 
+mod departure;
 mod ends;
 mod little;
 mod pieces;
+mod resizing;
 
 use crate::by_address::ByAddress;
-use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
+use crate::cleaning::{Density, clean, is_dense_in_pool};
 use crate::kept::Allowance;
 use crate::limits::{are_mappings_short, may_be_mapped};
 use crate::pool::{Grain, Pool, is_free, is_fresh, is_returned};
@@ -20,7 +22,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::Relaxed;
 use ends::{cut_end, join_end};
 
-/// Largest freed mapping that keeps its memory, in bytes; larger ones give it back at once.
+/// Largest freed mapping that keeps its memory, in bytes; larger ones give it back at once (`departure`).
 const KEPT_WITH_MEMORY: usize = 128 << 20;
 /// Least size from which the C library always unmaps a freed block (mallopt(3), `DEFAULT_MMAP_THRESHOLD_MAX`): what a program
 /// has set for its pages, as with mprotect(2), is gone with it.
@@ -44,6 +46,17 @@ enum Memory {
     Used,
     /// Nothing: it was given back.
     Clean,
+    /// The thread with this thread pointer gives it back at present, without the lock.
+    Leaving(usize),
+}
+
+/// The result of a free.
+enum Freed {
+    Done,
+    /// The calling thread gives its memory back.
+    Leaving(Block),
+    /// It is no large block.
+    Unknown,
 }
 
 #[derive(Clone, Copy)]
@@ -57,7 +70,17 @@ struct Block {
     is_cut: bool,
 }
 
+impl Memory {
+    fn is_leaving(self) -> bool {
+        matches!(self, Self::Leaving(_))
+    }
+}
+
 impl Block {
+    fn is_leaving(&self) -> bool {
+        matches!(self.state, State::Kept { memory, .. } if memory.is_leaving())
+    }
+
     /// Bytes that the program may use of a block that it holds.
     fn usable(&self) -> usize {
         let State::Held(asked) = self.state else { return self.bytes };
@@ -183,7 +206,16 @@ impl Shared {
         // SAFETY:
         // - `work` only acts on what it is given.
         // - the caller's promise.
-        unsafe { self.with(|large| large.free(address)) }
+        match unsafe { self.with(|large| large.free(address)) } {
+            Freed::Done => true,
+            Freed::Unknown => false,
+            Freed::Leaving(block) => {
+                // SAFETY:
+                // - this thread has just freed it.
+                unsafe { self.give_back(block) };
+                true
+            }
+        }
     }
 
     /// Usable bytes of a block; `None` if the address is not a large block's. The rest of its last huge page may lose its
@@ -357,48 +389,57 @@ impl Large {
 
     /// # Safety
     /// As for [`Shared::free`].
-    unsafe fn free(&mut self, address: usize) -> bool {
-        let Some(block) = self.held.get(address) else { return false };
-        let State::Held(asked) = block.state else { return false };
+    unsafe fn free(&mut self, address: usize) -> Freed {
+        let Some(block) = self.held.get(address) else { return Freed::Unknown };
+        let State::Held(asked) = block.state else { return Freed::Unknown };
         self.release(address);
         count_held(-(block.bytes as i64), -(asked as i64));
         if block.from_pool && self.pool.holds(block.start) {
             self.pool.mark(block.start, block.bytes, Grain::Returned);
-            return true;
+            return Freed::Done;
         }
         // Memory that left the pool at a fork may consist of several mappings.
-        let is_unmapped = block.from_pool || self.space_is_limited && block.bytes > KEPT_WITH_MEMORY;
-        let is_unmapped = is_unmapped || !self.kept.make_room();
+        let is_unmapped = block.from_pool || !self.kept.make_room();
+        if !is_unmapped && block.bytes > KEPT_WITH_MEMORY {
+            return Freed::Leaving(self.begin_departure(block));
+        }
         // SAFETY:
         // - a separate mapping, which nobody uses, by the caller's promise.
         if is_unmapped || block.bytes >= ALWAYS_NEW && !unsafe { make_as_new(block.start, block.bytes) } {
             // SAFETY:
             // - nobody uses the block, by the caller's promise, and it is removed from the list.
             unsafe { mapped::give_back(block.start, block.bytes) };
-            return true;
+            return Freed::Done;
         }
-        let mut kept = block;
-        let given_back = (block.bytes > KEPT_WITH_MEMORY)
-            // SAFETY:
-            // - a separate mapping, which nobody uses, by the caller's promise.
-            .then(|| unsafe { give_back_at_once(block.start, block.bytes, block.density) })
-            .flatten();
-        kept.density = given_back.unwrap_or(block.density);
-        let memory = if given_back.is_some() { Memory::Clean } else { Memory::Used };
-        kept.state = State::Kept { since: milliseconds(), memory };
-        let at = self.kept.as_slice().partition_point(|other| other.start < kept.start);
-        self.kept.insert(at, kept);
+        let at = self.keep(Block { state: State::Kept { since: milliseconds(), memory: Memory::Used }, ..block });
+        self.was_kept(at);
+        Freed::Done
+    }
+
+    /// Lists a free mapping, for which there is room, and returns its position.
+    fn keep(&mut self, block: Block) -> usize {
+        let at = self.kept.as_slice().partition_point(|other| other.start < block.start);
+        self.kept.insert(at, block);
         self.kept_last = block.bytes;
         self.kept_space += block.bytes;
-        if memory == Memory::Used {
-            self.kept_with_memory += block.bytes;
-            forget(ACCOUNT.large_kept.fetch_add(block.bytes as u64, Relaxed));
+        if let State::Kept { memory: Memory::Used, .. } = block.state {
+            self.holds_memory(block.bytes);
         }
+        at
+    }
+
+    /// Counts the memory of a kept block.
+    fn holds_memory(&mut self, bytes: usize) {
+        self.kept_with_memory += bytes;
+        forget(ACCOUNT.large_kept.fetch_add(bytes as u64, Relaxed));
+    }
+
+    /// Joins a kept block with its neighbours, and reduces what is kept to the usual amount.
+    fn was_kept(&mut self, at: usize) {
         self.join_kept(at);
         self.give_back_the_old();
         let space = MOST_KEPT_SPACE.max(ACCOUNT.large_held.load(Relaxed) as usize);
         self.drop_kept(MOST_KEPT, space);
-        true
     }
 
     fn no_longer_kept(&mut self, bytes: usize, memory: Memory) {
@@ -453,7 +494,7 @@ impl Large {
     /// Unmaps kept blocks, oldest first, until at most `most` blocks and `most_space` bytes are left.
     fn drop_kept(&mut self, most: usize, most_space: usize) {
         while self.kept.as_slice().len() > most || self.kept_space > most_space {
-            let Some((at, _)) = self.oldest(|_| true) else { return };
+            let Some((at, _)) = self.oldest(|memory| !memory.is_leaving()) else { return };
             self.unmap_kept(at);
         }
     }
@@ -466,6 +507,10 @@ impl Large {
         let mut at = 0;
         while at < self.kept.as_slice().len() {
             let (count, bytes) = self.kept_in_a_row(at);
+            if count == 0 {
+                at += 1;
+                continue;
+            }
             // SAFETY:
             // - adjacent kept mappings, which nobody holds; they leave the list, or stay kept.
             if unsafe { mapped::give_back_addresses(self.kept.as_slice()[at].start, bytes) } {
@@ -481,13 +526,13 @@ impl Large {
         }
     }
 
-    /// The number of adjacent kept blocks from this position on, and their bytes.
+    /// The number of adjacent kept blocks from this position on, and their bytes; none that is leaving.
     fn kept_in_a_row(&self, at: usize) -> (usize, usize) {
         let blocks = &self.kept.as_slice()[at..];
         let start = blocks[0].start;
         let (mut count, mut bytes) = (0, 0);
         for block in blocks {
-            if block.start != start + bytes {
+            if block.start != start + bytes || block.is_leaving() {
                 break;
             }
             (count, bytes) = (count + 1, bytes + block.bytes);
@@ -536,58 +581,6 @@ impl Large {
         // SAFETY:
         // - a kept mapping, which nobody holds, and which is not listed any more.
         unsafe { mapped::give_back(block.start, block.bytes) };
-    }
-
-    /// # Safety
-    /// As for [`Shared::resize`].
-    unsafe fn resize(&mut self, address: usize, asked: usize) -> Option<usize> {
-        let mut block = self.held.get(address)?;
-        let State::Held(before) = block.state else { return None };
-        let bytes = asked.max(1).checked_next_multiple_of(self.grain)?;
-        let in_pool = block.from_pool && self.pool.holds(block.start);
-        if bytes != block.bytes {
-            // The kernel moves and extends one mapping only.
-            join_end(&mut block);
-            self.hold(block);
-        }
-        let resized = if bytes == block.bytes {
-            block
-        } else if in_pool {
-            self.resize_in_pool(block, bytes)?
-        } else if block.from_pool {
-            return None;
-        } else if bytes < block.bytes {
-            // SAFETY:
-            // - a separate mapping; nobody uses the part beyond the new size, by the caller's promise.
-            unsafe { mapped::give_back(block.start + bytes, block.bytes - bytes) };
-            Block { bytes, ..block }
-        } else {
-            // SAFETY:
-            // - a separate mapping, which nobody uses, by the caller's promise.
-            let start = unsafe { mapped::grow(block.start, block.bytes, bytes, self.grain)? };
-            Block { start, bytes, ..block }
-        };
-        let is_grown = little::is_little(before, self.grain) && bytes > self.grain;
-        let resized = if is_grown { little::on_huge_pages(resized) } else { resized };
-        count_held(resized.bytes as i64 - block.bytes as i64, asked as i64 - before as i64);
-        self.allowance.holds(ACCOUNT.large_held.load(Relaxed) as usize, milliseconds());
-        self.release(address);
-        self.hold(Block { state: State::Held(asked), ..resized });
-        Some(resized.start)
-    }
-
-    fn resize_in_pool(&mut self, block: Block, bytes: usize) -> Option<Block> {
-        let bytes = bytes.next_multiple_of(self.pool.grain());
-        if bytes < block.bytes {
-            self.pool.mark(block.start + bytes, block.bytes - bytes, Grain::Returned);
-        } else if bytes > block.bytes {
-            let (end, more) = (block.start + block.bytes, bytes - block.bytes);
-            if !self.pool.is_free(end, more) {
-                return None;
-            }
-            self.pool.mark(end, more, Grain::Used);
-        }
-        Some(Block { bytes, ..block })
     }
 }
 

@@ -17,7 +17,7 @@ impl Large {
         let candidates = self.kept.as_slice().iter().enumerate().filter_map(|(at, block)| {
             let State::Kept { memory, .. } = block.state else { return None };
             let has_memory = memory == Memory::Used;
-            let fits = block.bytes >= bytes && block.start.is_multiple_of(align);
+            let fits = block.bytes >= bytes && block.start.is_multiple_of(align) && !memory.is_leaving();
             let fits = fits && (has_memory || block.bytes - bytes <= bytes / 4);
             fits.then_some((!has_memory, block.bytes, at))
         });
@@ -56,7 +56,12 @@ impl Large {
         };
         let bytes = first.bytes + second.bytes;
         let is_adjacent = first.start + first.bytes == second.start && first.density == second.density;
-        if memory != other || !is_adjacent || earlier.abs_diff(later) > JOINED_WITHIN || bytes > MOST_JOINED {
+        if memory != other
+            || memory.is_leaving()
+            || !is_adjacent
+            || earlier.abs_diff(later) > JOINED_WITHIN
+            || bytes > MOST_JOINED
+        {
             return;
         }
         let blocks = self.kept.as_mut_slice();

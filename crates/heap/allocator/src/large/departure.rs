@@ -1,0 +1,85 @@
+//! Blocks whose memory is given back as soon as they are freed. The kernel needs milliseconds for a gigabyte of ordinary
+//! pages, and other threads need the lock: the freeing thread gives the memory back without it. Meanwhile the block is in
+//! the list of kept mappings, so that the child of a fork does not lose it, but nobody takes, joins or unmaps it.
+
+use super::{Block, Large, Memory, Shared, State};
+use crate::cleaning::{Density, give_back_at_once};
+use crate::locks::this_thread;
+use crate::sys::{make_as_new, milliseconds};
+
+impl Shared {
+    /// Gives back the memory of a block.
+    ///
+    /// # Safety
+    /// The calling thread has begun its departure.
+    pub(super) unsafe fn give_back(&self, block: Block) {
+        // SAFETY:
+        // - a separate mapping, which nobody else uses: it is leaving with this thread.
+        let density = unsafe {
+            make_as_new(block.start, block.bytes).then(|| give_back_at_once(block.start, block.bytes, block.density))
+        };
+        let end = |large: &mut Large| match density {
+            Some(given_back) => {
+                large.end_departure(block, given_back.is_some(), given_back.unwrap_or(block.density));
+            }
+            None => large.unmap_leaving(block),
+        };
+        // SAFETY:
+        // - `end` only acts on its argument.
+        unsafe { self.with(end) };
+    }
+}
+
+impl Large {
+    /// Lists a free block, for which there is room, as leaving with the calling thread.
+    pub(super) fn begin_departure(&mut self, block: Block) -> Block {
+        let state = State::Kept { since: milliseconds(), memory: Memory::Leaving(this_thread()) };
+        let block = Block { state, ..block };
+        self.keep(block);
+        block
+    }
+
+    /// Ends the departure of a block, which has its memory still if the kernel has refused to take it. If address space
+    /// counts, the block is unmapped.
+    fn end_departure(&mut self, block: Block, is_given_back: bool, density: Density) {
+        if self.space_is_limited {
+            return self.unmap_leaving(block);
+        }
+        let Some(at) = self.leaving(block) else { return };
+        let memory = if is_given_back { Memory::Clean } else { Memory::Used };
+        let State::Kept { since, .. } = block.state else { return };
+        let kept = &mut self.kept.as_mut_slice()[at];
+        (kept.density, kept.state) = (density, State::Kept { since, memory });
+        if memory == Memory::Used {
+            self.holds_memory(block.bytes);
+        }
+        self.was_kept(at);
+    }
+
+    fn unmap_leaving(&mut self, block: Block) {
+        if let Some(at) = self.leaving(block) {
+            self.unmap_kept(at);
+        }
+    }
+
+    /// The position of a block that is leaving.
+    fn leaving(&self, block: Block) -> Option<usize> {
+        self.kept.as_slice().iter().position(|kept| kept.start == block.start && kept.is_leaving())
+    }
+
+    /// In the child of a fork: blocks that were leaving with threads which do not exist there have memory. How much of it
+    /// was given back is not known.
+    pub fn forget_other_threads(&mut self) {
+        let own = this_thread();
+        for at in 0..self.kept.as_slice().len() {
+            let block = &mut self.kept.as_mut_slice()[at];
+            if let State::Kept { since, memory: Memory::Leaving(thread) } = block.state
+                && thread != own
+            {
+                block.state = State::Kept { since, memory: Memory::Used };
+                let bytes = block.bytes;
+                self.holds_memory(bytes);
+            }
+        }
+    }
+}
