@@ -4,9 +4,10 @@
 //! Facts about allocators, with their sources: glibc's tunable `glibc.malloc.hugetlb` came with 2.35; with value 1 it
 //! advises the main heap and mapped chunks, threads' arenas only from 2.43, and looks whether the mode of transparent
 //! huge pages is `madvise` before (glibc's NEWS and malloc/malloc.c). jemalloc's `thp:always` came with 5.1 (its
-//! ChangeLog), `decay_time` with 4.1, and 5.0 replaced it by `dirty_decay_ms`. A jemalloc that was built outside its
-//! repository may call itself 0.0.0; it aborts at a setting that it does not know if `abort_conf` is set. Go before and after 1.21.2 has no setting that asks for huge pages (its diagnostics page and runtime
-//! release notes). `JDK_JAVA_OPTIONS` is read by the launcher of Java 9 and later (java(1)).
+//! ChangeLog). A jemalloc that was built outside its repository may call itself 0.0.0; it aborts at a setting that it does not
+//! know if `abort_conf` is set. Settings by which jemalloc returns no memory are left to `cures`: they multiply the size of
+//! a program that has freed most of its memory. Go before and after 1.21.2 has no setting that asks for huge pages (its
+//! diagnostics page and runtime release notes). `JDK_JAVA_OPTIONS` is read by the launcher of Java 9 and later (java(1)).
 
 use crate::allocator::{Allocator, Family, Runtime};
 use crate::settings::{Environment, merged};
@@ -204,10 +205,9 @@ fn own(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
     match &allocator.family {
         Family::Glibc { minor } => glibc(*minor, allocator, context, choice),
         Family::Jemalloc { version, variable } => {
-            if let Some(settings) = jemalloc_settings(version.as_deref(), allocator) {
-                jemalloc(settings, variable, context, choice);
-            }
-            if !has_thp(version.as_deref()) {
+            if has_thp(version.as_deref()) {
+                jemalloc(variable, context, choice);
+            } else {
                 collapse(choice, without_thp(version.as_deref()));
             }
         }
@@ -264,24 +264,13 @@ fn without_thp(version: Option<&str>) -> &'static str {
     }
 }
 
-type JemallocSettings = &'static [(&'static str, &'static str)];
-
-/// Settings that this jemalloc knows, and their purpose.
-fn jemalloc_settings(version: Option<&str>, allocator: &Allocator) -> Option<(JemallocSettings, &'static str)> {
-    if has_thp(version) {
-        return Some((&[("thp", "always")], "makes jemalloc advise its memory for transparent huge pages"));
-    }
-    let keeps: JemallocSettings = &[("purge", "decay"), ("decay_time", "-1")];
-    let knows_decay_time = allocator.settings.contains("opt.decay_time");
-    knows_decay_time.then_some((keeps, "makes jemalloc keep its memory, so that huge pages stay whole"))
-}
-
-fn jemalloc((settings, purpose): (JemallocSettings, &str), variable: &str, context: &Context, choice: &mut HeapChoice) {
-    match merged(context.environment.get(variable), ',', ':', settings) {
+fn jemalloc(variable: &str, context: &Context, choice: &mut HeapChoice) {
+    match merged(context.environment.get(variable), ',', ':', &[("thp", "always")]) {
         Some(value) => {
-            let text = settings.iter().map(|(key, value)| format!("{key}:{value}")).collect::<Vec<_>>().join(",");
             choice.variables.push((variable.to_owned(), value));
-            choice.reasons.push(format!("{variable}={text} {purpose}"));
+            choice
+                .reasons
+                .push(format!("{variable}=thp:always makes jemalloc advise its memory for transparent huge pages"));
         }
         None => choice.reasons.push(format!("{variable} is set in the environment and is kept")),
     }
