@@ -204,10 +204,11 @@ pub unsafe fn make_as_new(start: usize, bytes: usize) -> bool {
     // - the caller's promise; the advice keeps contents.
     unsafe {
         // Guard pages outlast MADV_DONTNEED. Before Linux 6.13 there are none, and the advice is unknown (EINVAL).
-        let are_guards_gone = || match linux_raw::madvise(range(start, bytes), linux_raw::kernel::general::MADV_GUARD_REMOVE) {
-            Ok(()) => true,
-            Err(error) => error as c_int == libc::EINVAL,
-        };
+        let are_guards_gone =
+            || match linux_raw::madvise(range(start, bytes), linux_raw::kernel::general::MADV_GUARD_REMOVE) {
+                Ok(()) => true,
+                Err(error) => error as c_int == libc::EINVAL,
+            };
         make_usable(start, bytes) && AS_NEW.iter().all(|&advice| advise(start, bytes, advice)) && are_guards_gone()
     }
 }

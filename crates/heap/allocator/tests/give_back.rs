@@ -1,5 +1,5 @@
-//! Counts of free memory in arenas, and the passes that return it: `give_back.c`, compiled into a program of its own with
-//! mimalloc.
+//! Counts of free memory in arenas, and the passes that return free memory. `give_back.c` and mimalloc are compiled into
+//! a separate program.
 //!
 //! The library itself, which would replace this program's allocator, is not linked.
 

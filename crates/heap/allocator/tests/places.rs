@@ -48,7 +48,7 @@ fn it_holds_what_was_noted() {
     assert!(note(second, 100, Some(call(20))));
     forget_last();
     assert!(place_of(second, 100).is_none() && place_of(first, 100).is_some());
-    // In the next stop it is awake, and later in another call: the last one comes last.
+    // It is awake in the next stop, and later in another call. The last call comes last.
     clear().unwrap();
     assert!(place_of(first, 101).is_none());
     assert!(note(first, 101, None) && numbers(first) == [10]);

@@ -67,8 +67,8 @@ impl Large {
         self.kept.as_slice().iter().position(|kept| kept.start == block.start && kept.is_leaving())
     }
 
-    /// In the child of a fork: blocks that were leaving with threads which do not exist there have memory. How much of it
-    /// was given back is not known.
+    /// Ends the departures of other threads, in the child of a fork, which has one thread. These blocks count as holding
+    /// memory, since the returned part is not known.
     pub fn forget_other_threads(&mut self) {
         let own = this_thread();
         for at in 0..self.kept.as_slice().len() {
