@@ -3,7 +3,7 @@
 use super::asking::{Asking, SkippedProcess};
 use super::gather::Family;
 use super::sharers::{Segments, Sharers, page_tables};
-use super::tables::freed_by;
+use super::tables::predicted;
 use super::{InPlace, private};
 use address_space::PageSize;
 use process_view::ProcessFiles;
@@ -190,8 +190,11 @@ impl Before {
 
     /// Predicts the page tables after the lift. Unknown if not all sharers can be read in time.
     pub fn predicting(self, segments: &[Segment], plan: &Plan) -> Self {
-        let freed = if self.sharers.is_complete { freed_by(segments, plan, &self.all, self.huge) } else { None };
-        Self { predicted: freed.map(|freed| self.page_tables.saturating_sub(freed)), ..self }
+        let tables = if self.sharers.is_complete { predicted(segments, plan, &self.all, self.huge) } else { None };
+        match tables {
+            Some(tables) => Self { page_tables: tables.before, predicted: Some(tables.after), ..self },
+            None => self,
+        }
     }
 
     /// The report of a plan.

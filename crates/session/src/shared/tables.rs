@@ -7,6 +7,7 @@ use super::sharers::Segments;
 use address_space::{AddressRange, PageSize};
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
+use machine_facts::meminfo_bytes;
 use process_view::{ProcessFiles, each_of};
 use shared_memory::{Plan, Segment, SegmentKey};
 use std::collections::BTreeSet;
@@ -27,18 +28,37 @@ struct Planned {
     until: Instant,
 }
 
-/// Returns the bytes of page tables that a lift frees in these processes together. `None` if not all could be read in time.
-pub(super) fn freed_by(segments: &[Segment], plan: &Plan, pids: &BTreeSet<i32>, huge: PageSize) -> Option<u64> {
+/// Bytes of page tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tables {
+    /// Before the lift.
+    pub before: u64,
+    /// After it, as predicted.
+    pub after: u64,
+}
+
+/// Predicts the page tables of these processes together. `None` if not all could be read in time.
+pub(super) fn predicted(segments: &[Segment], plan: &Plan, pids: &BTreeSet<i32>, huge: PageSize) -> Option<Tables> {
     let keys: Vec<&SegmentKey> = segments.iter().map(|segment| &segment.key).collect();
     let offsets = plan.segments.iter().map(|planned| runs(planned.work.iter().map(|work| work.block), huge)).collect();
     let planned = Planned { segments: Segments::new(keys), offsets, huge, until: Instant::now() + MOST_TIME };
     let planned = Arc::new(planned);
-    let mut freed = Some(0);
-    let look = move |process: &ProcessFiles| planned.tables_of(process);
+    let mut sum = Some(Tables::default());
+    // The tables of a program under load grow all the time: a sum from before the count of hundreds of processes would be too small.
+    let look = move |process: &ProcessFiles| planned.tables_of(process).map(|freed| (freed, of_process(process.pid())));
     each_of(pids.iter().copied(), look, |_, looked| {
-        freed = freed.zip(looked.ok().flatten()).map(|(sum, tables)| sum + tables * base_page().bytes());
+        sum = sum.zip(looked.ok().flatten()).map(|(sum, (freed, all))| {
+            let all = all.unwrap_or(0);
+            let after = all.saturating_sub(freed * base_page().bytes());
+            Tables { before: sum.before + all, after: sum.after + after }
+        });
     });
-    freed
+    sum
+}
+
+/// Bytes in the page tables of a process (`VmPTE`). An ended one has none.
+pub(super) fn of_process(pid: i32) -> Option<u64> {
+    meminfo_bytes(&ProcessFiles::of(pid).text("status").ok()?, "VmPTE")
 }
 
 /// Joins adjacent blocks.
