@@ -11,7 +11,16 @@ use alloc::string::String;
 use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::time::Duration;
 use lift_plan::{Attempt, Method, Part, Plan, RangeLift, Reason, Source, Step, steps_of};
+
+/// Limit of the time that copies take.
+pub struct CopyLimit<'a> {
+    /// The time that they may take.
+    pub time: Duration,
+    /// Returns the present time, from any beginning.
+    pub clock: &'a dyn Fn() -> Duration,
+}
 
 /// Executes `plan` on a process whose mappings are `before`, and reads back the outcome.
 ///
@@ -21,10 +30,41 @@ pub fn execute(plan: &Plan, before: &AddressSpace, executor: &mut impl Executor)
     for lift in &plan.lifts {
         outcome.ranges.push(lift_range(lift, before, executor));
     }
+    note_unexpected(&mut outcome, plan, before, executor);
+    outcome
+}
+
+/// Executes `plan` like [`execute`]. As soon as the copies have taken as long as the limit permits, those that can be made
+/// while the program runs are left: they are removed from the plan and returned. A range that has been begun is completed.
+pub fn execute_within(
+    plan: &mut Plan,
+    before: &AddressSpace,
+    executor: &mut impl Executor,
+    limit: &CopyLimit<'_>,
+) -> (LiftOutcome, Vec<RangeLift>) {
+    let (mut outcome, mut spent) = (LiftOutcome::default(), Duration::ZERO);
+    let (mut made, mut left) = (Vec::new(), Vec::new());
+    for lift in core::mem::take(&mut plan.lifts) {
+        if lift.copies() && lift.may_wait() && spent >= limit.time {
+            left.push(lift);
+            continue;
+        }
+        let begun = (limit.clock)();
+        outcome.ranges.push(lift_range(&lift, before, executor));
+        if lift.copies() {
+            spent += (limit.clock)().saturating_sub(begun);
+        }
+        made.push(lift);
+    }
+    plan.lifts = made;
+    note_unexpected(&mut outcome, plan, before, executor);
+    (outcome, left)
+}
+
+fn note_unexpected(outcome: &mut LiftOutcome, plan: &Plan, before: &AddressSpace, executor: &mut impl Executor) {
     if let Ok(after) = executor.space() {
         outcome.unexpected = compare(before, &after, plan);
     }
-    outcome
 }
 
 fn lift_range(lift: &RangeLift, before: &AddressSpace, executor: &mut impl Executor) -> RangeOutcome {

@@ -22,7 +22,7 @@ mod staging;
 mod swapping;
 mod verify;
 
-pub use engine::execute;
+pub use engine::{CopyLimit, execute, execute_within};
 pub use errno::ErrnoText;
 pub use executor::{Backing, CallError, ENOSYS, Executor, FileMapping};
 pub use outcome::{FailedAttempt, LiftOutcome, RangeOutcome, Sealing, Uncovered};

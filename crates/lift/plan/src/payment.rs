@@ -38,7 +38,7 @@ const WOULD_MISS_WRITES: &str = "cannot be made while the program runs";
 /// Ranges that are lifted later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Later {
-    /// The ranges, in the order of the plan.
+    /// The ranges. Ranges that were added after the division follow the others.
     pub lifts: Vec<RangeLift>,
     /// Their price.
     pub price: Price,
@@ -51,27 +51,13 @@ pub struct Later {
 /// while the program runs are returned.
 pub fn divide(mut plan: Plan, terms: &Terms) -> (Plan, Later) {
     let postponed = not_covered(&plan, &terms.costs, terms.allowance, &RangeSet::new());
-    let mut later = Later::default();
-    let (mut now, mut only_at_start) = (Vec::new(), Vec::new());
+    let (mut now, mut rest) = (Vec::new(), Vec::new());
     for (index, lift) in plan.lifts.drain(..).enumerate() {
-        match postponed.contains(&index) {
-            false => now.push(lift),
-            true if lift.may_wait() && terms.never_later.is_none() => later.lifts.push(lift),
-            true => only_at_start.push(lift),
-        }
+        if postponed.contains(&index) { rest.push(lift) } else { now.push(lift) }
     }
     plan.lifts = now;
-    later.price = later.lifts.iter().map(|lift| lift.price(&terms.costs)).sum();
-    later.due = terms.share.time_for(later.price.time());
-    for lift in &only_at_start {
-        let why = terms.never_later.filter(|_| lift.may_wait()).unwrap_or(WOULD_MISS_WRITES);
-        let (price, allowance) = (lift.price(&terms.costs).time(), terms.allowance);
-        let reason = Reason::OnlyAtStart { price, allowance, why };
-        plan.refusals.push(refusal(lift, reason));
-    }
-    for lift in &later.lifts {
-        plan.refusals.push(refusal(lift, Reason::Unpaid { price: later.price.time(), due: later.due }));
-    }
+    let mut later = Later::default();
+    later.add(&mut plan, rest, terms);
     (plan, later)
 }
 
@@ -117,9 +103,34 @@ fn not_covered(plan: &Plan, costs: &Costs, allowance: Duration, first: &RangeSet
     rest
 }
 
+impl Later {
+    /// Adds ranges that are not lifted at the start. They become refusals of the plan, and those that cannot be lifted while the
+    /// program runs are only that.
+    pub fn add(&mut self, plan: &mut Plan, lifts: Vec<RangeLift>, terms: &Terms) {
+        if lifts.is_empty() {
+            return;
+        }
+        let waits = |lift: &RangeLift| lift.may_wait() && terms.never_later.is_none();
+        let (mut waiting, only_at_start): (Vec<_>, Vec<_>) = lifts.into_iter().partition(waits);
+        self.lifts.append(&mut waiting);
+        self.price = self.lifts.iter().map(|lift| lift.price(&terms.costs)).sum();
+        self.due = terms.share.time_for(self.price.time());
+        for lift in &only_at_start {
+            let why = terms.never_later.filter(|_| lift.may_wait()).unwrap_or(WOULD_MISS_WRITES);
+            let (price, allowance) = (lift.price(&terms.costs).time(), terms.allowance);
+            plan.refusals.push(refusal(lift, Reason::OnlyAtStart { price, allowance, why }));
+        }
+        // Each names the price of all.
+        plan.refusals.retain(|refusal| !matches!(refusal.reason, Reason::Unpaid { .. }));
+        for lift in &self.lifts {
+            plan.refusals.push(refusal(lift, Reason::Unpaid { price: self.price.time(), due: self.due }));
+        }
+    }
+}
+
 impl RangeLift {
     /// True if the range can be lifted while the program runs: a copy of memory that the program writes would miss a write.
-    fn may_wait(&self) -> bool {
+    pub fn may_wait(&self) -> bool {
         let exchanges = |part: &Part| matches!(part.method, Method::Swap { .. } | Method::MoveAside { .. });
         let attempt = self.attempts.first();
         !(self.protection.write && attempt.is_some_and(|attempt| attempt.parts.iter().any(exchanges)))

@@ -5,8 +5,8 @@ use crate::files::FilePreparation;
 use crate::images::MissingImages;
 use crate::names::started_name;
 use crate::{LiftReport, Postponed, SessionError};
-use address_space::{LoadedObject, ObjectRole};
-use lift_execution::{execute, seal};
+use address_space::{AddressSpace, LoadedObject, ObjectRole};
+use lift_execution::{CopyLimit, Executor, LiftOutcome, execute, execute_within, seal};
 use lift_plan::{ImageSpan, Later, MachineFacts, Method, Plan, Policy, ProcessFacts, RangeLift, Terms, divide};
 use options::Prepare;
 use process_view::ObjectReader;
@@ -66,7 +66,7 @@ pub fn lift(
     if !planned.as_ref().is_ok_and(|(_, plan)| !dry_run && !plan.lifts.is_empty()) {
         ahead.take().map_or(Ok(()), Injector::finish)?;
     }
-    let (seen, plan) = planned?;
+    let (seen, mut plan) = planned?;
     report.not_understood =
         seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
     (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
@@ -77,7 +77,7 @@ pub fn lift(
     if dry_run {
         return Ok(Entered::Planned(plan, later, seen.process.objects));
     }
-    let mut outcome = lift_execution::LiftOutcome::default();
+    let mut outcome = LiftOutcome::default();
     let from_outside =
         (ahead.is_none() && !policy.seal).then(|| lift_from_outside(stop, &plan, &seen.process, machine));
     if let Some(done) = from_outside.flatten() {
@@ -87,7 +87,7 @@ pub fn lift(
         match refuse_own_ground(&injector, &plan) {
             Ok(()) => {
                 let mut executor = ProcessExecutor::new(&mut injector, machine.base_page, &seen.process.objects);
-                outcome = execute(&plan, &seen.process.space, &mut executor);
+                outcome = execute_on_terms(&mut plan, &mut later, terms, &seen.process.space, &mut executor);
                 if policy.seal {
                     seal(&mut outcome, &mut executor);
                 }
@@ -110,6 +110,23 @@ pub fn lift(
     Ok(Entered::Lifted(later))
 }
 
+/// Executes a plan. Prices are predicted for idle CPUs. Once the copies have used up the allowance, the other ranges are
+/// lifted later.
+fn execute_on_terms(
+    plan: &mut Plan,
+    later: &mut Later,
+    terms: Option<&Terms>,
+    space: &AddressSpace,
+    executor: &mut impl Executor,
+) -> LiftOutcome {
+    let Some(terms) = terms.filter(|terms| terms.never_later.is_none()) else { return execute(plan, space, executor) };
+    let started = Instant::now();
+    let limit = CopyLimit { time: terms.allowance, clock: &|| started.elapsed() };
+    let (outcome, left) = execute_within(plan, space, executor, &limit);
+    later.add(plan, left, terms);
+    outcome
+}
+
 /// Lifts by touching the process's memory from here, if only huge folios of files are to be mapped: most starts then
 /// need no call of the process. `None` if that did not map all folios; a lift by calls continues from there.
 fn lift_from_outside(
@@ -117,7 +134,7 @@ fn lift_from_outside(
     plan: &Plan,
     process: &ProcessFacts,
     machine: &MachineFacts,
-) -> Option<lift_execution::LiftOutcome> {
+) -> Option<LiftOutcome> {
     let first = |lift: &RangeLift| lift.attempts.first().map_or(&[][..], |attempt| &attempt.parts).to_vec();
     let is_of_file = |lift: &RangeLift| first(lift).iter().all(|part| part.method == Method::Refault);
     if plan.lifts.is_empty() || !plan.lifts.iter().all(is_of_file) {

@@ -4,6 +4,7 @@
 #[path = "../../../plan/tests/support/mod.rs"]
 mod support;
 
+mod allowance;
 mod dumps;
 mod files;
 mod guarded;

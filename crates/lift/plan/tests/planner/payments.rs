@@ -52,8 +52,8 @@ fn worth(lift: &RangeLift, costs: &Costs) -> f64 {
     most * lift.range.len() as f64 / lift.price(costs).nanoseconds.max(1) as f64
 }
 
-fn check(whole: &Plan, now: &Plan, later: &Later, terms: &Terms) -> Result<(), TestCaseError> {
-    // Nothing is lost, nothing is new, and nothing else of the plan changes.
+/// Nothing is lost, nothing is new, and nothing else of the plan changes.
+fn check_that_nothing_is_lost(whole: &Plan, now: &Plan, later: &Later, terms: &Terms) -> Result<(), TestCaseError> {
     prop_assert_eq!((now.considered, &now.edges), (whole.considered, &whole.edges));
     prop_assert!(now.refusals.starts_with(&whole.refusals));
     let postponed = &now.refusals[whole.refusals.len()..];
@@ -63,6 +63,13 @@ fn check(whole: &Plan, now: &Plan, later: &Later, terms: &Terms) -> Result<(), T
         let refused = refusals.filter(|refusal| is_of(lift, &refusal.reason, terms, later)).count();
         prop_assert_eq!(usize::from(now.lifts.contains(lift)) + refused, 1, "{:?}", lift);
     }
+    let price: Price = later.lifts.iter().map(|lift| lift.price(&terms.costs)).sum();
+    prop_assert_eq!((later.price, later.due), (price, terms.share.time_for(price.time())));
+    Ok(())
+}
+
+fn check(whole: &Plan, now: &Plan, later: &Later, terms: &Terms) -> Result<(), TestCaseError> {
+    check_that_nothing_is_lost(whole, now, later, terms)?;
     // Ranges that copy nothing are lifted at once, and copies cost no more than the allowance.
     prop_assert!(later.lifts.iter().all(RangeLift::copies));
     let spent: Price = now.lifts.iter().filter(|lift| lift.copies()).map(|lift| lift.price(&terms.costs)).sum();
@@ -81,7 +88,6 @@ fn check(whole: &Plan, now: &Plan, later: &Later, terms: &Terms) -> Result<(), T
         prop_assert!(matches!(part.method, Method::InPlace { .. }), "{part:?}");
     }
     prop_assert!(later.lifts.is_empty() || terms.never_later.is_none());
-    prop_assert_eq!(later.due, terms.share.time_for(later.price.time()));
     Ok(())
 }
 
@@ -102,6 +108,25 @@ proptest! {
         let only_at_start = whole.lifts.iter().filter(|lift| !now.lifts.contains(lift) && !later.lifts.contains(lift));
         let rest: Price = only_at_start.map(|lift| lift.price(&terms.costs)).sum();
         prop_assert_eq!(whole.price(&terms.costs), now.price(&terms.costs) + later.price + rest);
+    }
+
+    /// Copies that the start has left since others took too long wait with those that were postponed before.
+    #[test]
+    fn copies_for_which_no_time_is_left_wait_with_the_others(
+        program in random::program(),
+        machine in random::machine(),
+        policy in random::policy(),
+        terms in terms(),
+        chosen in any::<u64>(),
+    ) {
+        let whole = plan(&program.facts, &machine, &policy);
+        let (mut now, mut later) = divide(whole.clone(), &terms);
+        let is_left = |(at, lift): &(usize, RangeLift)| lift.copies() && lift.may_wait() && chosen >> (at % 64) & 1 == 1;
+        let (left, made): (Vec<_>, Vec<_>) = now.lifts.drain(..).enumerate().partition(is_left);
+        let of = |lifts: Vec<(usize, RangeLift)>| lifts.into_iter().map(|(_, lift)| lift).collect::<Vec<_>>();
+        now.lifts = of(made);
+        later.add(&mut now, of(left), &terms);
+        check_that_nothing_is_lost(&whole, &now, &later, &terms)?;
     }
 
     /// Memory that has grown since a lift was postponed makes it no dearer than the program has paid for.
