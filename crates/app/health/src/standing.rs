@@ -46,7 +46,7 @@ impl Standing {
         match (self.more, self.state()) {
             (None, _) => now,
             (Some(_), State::Unliftable) if self.on_request().is_none() => {
-                format!("{now}; no part fills a huge page that could be lifted")
+                format!("{now}; no part of its code, data or heap fills a huge page that could be lifted")
             }
             (Some(_), State::Unliftable | State::Lifted) => {
                 format!("{now}; a lift would add nothing{}", self.besides())
@@ -59,7 +59,9 @@ impl Standing {
     pub fn on_request(&self) -> Option<String> {
         let option =
             |(memory, bytes): (InPlace, u64)| format!("`--lift {}` up to {}", memory.kind(), format_bytes(bytes));
-        let options: Vec<_> = self.in_place.kinds().map(option).collect();
+        let heap = Some(self.in_place.heap).filter(|bytes| *bytes > 0);
+        let heap = heap.map(|bytes| format!("`--heap=thp` up to {}", format_bytes(bytes)));
+        let options: Vec<_> = self.in_place.kinds().map(option).chain(heap).collect();
         (!options.is_empty()).then(|| options.join(", "))
     }
 

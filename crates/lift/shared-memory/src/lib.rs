@@ -21,7 +21,7 @@ pub use count::{Counted, PageTables, count};
 pub use kind::SegmentKind;
 pub use lift::{Budget, Collapse, InPlaceOutcome, Kernel, Lifted, Refusal, Shown, lift};
 pub use margin::Margins;
-pub use plan::{Machine, Plan, Policy, Refused, SegmentPlan, Work, plan, plan_within};
+pub use plan::{Machine, Plan, Policy, Refused, SegmentPlan, Work, plan, plan_within, refused_contents};
 pub use reason::{Reason, SHMEM_ENABLED};
 pub use rhythm::{Glance, Rhythm, rest_after};
 pub use segment::{Contents, Held, Mapped, Segment, SegmentKey, View};

@@ -108,8 +108,11 @@ pub(crate) fn refuse(all: &mut Vec<Refused>, reason: Reason, blocks: u64, bytes:
     all.push(Refused { reason, blocks, bytes });
 }
 
-/// Returns why a block with these contents is left alone, wherever it is mapped.
-pub(crate) fn refused_contents(held: Held, machine: &Machine, fill: Fill) -> Result<(), Reason> {
+/// Checks whether a lift takes a block with these contents, wherever it is mapped.
+///
+/// # Errors
+/// Why the block is left alone.
+pub fn refused_contents(held: Held, machine: &Machine, fill: Fill) -> Result<(), Reason> {
     let would_add = held.adds(machine.huge);
     let most = if fill == Fill::Half { machine.huge.bytes() / 2 } else { most_holes(machine.huge) };
     match &machine.no_fill {

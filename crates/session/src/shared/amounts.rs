@@ -1,6 +1,7 @@
 //! Memory that lifts in place can add to what a process has on huge pages, at most.
 
-use super::gather::{Settings, machine, refusal};
+use super::gather::{Settings, machine, private_views, refusal};
+use super::private::LEAST_PART;
 use super::{InPlace, private};
 use address_space::{MappingUsage, PageSize};
 use linux::file_cache::cached_pages;
@@ -10,12 +11,12 @@ use process_view::coverage::{MemoryKind, ProcessMemory};
 use process_view::{ProcessFiles, open_mapped};
 use serde::Serialize;
 use shared_memory::SegmentKind;
-
-/// A kind of which less than this part is left, after a lift for example, has nothing to add.
-const LEAST_PART: u64 = 8;
+use std::time::{Duration, Instant};
 
 /// Most segments of a process whose contents are counted.
 const MOST_SEGMENTS: usize = 64;
+/// Maximum time to count the blocks of a heap.
+const COUNTING: Duration = Duration::from_millis(500);
 
 /// Bytes on base pages that lifts in place can put on huge pages, by kind. These are upper bounds: blocks with many holes are
 /// left alone. Private memory is counted by smaps. Of shared memory all pages of the segment count, by whichever process they
@@ -26,6 +27,8 @@ pub struct InPlaceAmounts {
     pub shared: u64,
     /// Anonymous memory.
     pub anonymous: u64,
+    /// Anonymous memory in blocks that only a lift of the heap fills, if `anonymous` is 0: they are half full.
+    pub heap: u64,
     /// Generated code.
     pub jit: u64,
     /// Length of shared memory whose addresses disagree with its offsets, so that it can be lifted only after a restart.
@@ -42,14 +45,32 @@ impl InPlaceAmounts {
             if collapses(kind) { small(usages, huge, |usage| (usage.resident, usage.huge())) } else { 0 }
         };
         let (shared, unaligned_shared) = shared(memory, huge);
-        Self { shared, anonymous: of_private(InPlace::Anonymous), jit: of_private(InPlace::Jit), unaligned_shared }
+        let anonymous = of_private(InPlace::Anonymous);
+        let heap = if anonymous > 0 { 0 } else { heap(memory, huge) };
+        Self { shared, anonymous, heap, jit: of_private(InPlace::Jit), unaligned_shared }
     }
 
-    /// Returns the kinds that a lift in place can add to, with the bytes.
+    /// Returns the kinds that a lift in place can add to, with the bytes; without the heap.
     pub fn kinds(&self) -> impl Iterator<Item = (InPlace, u64)> {
         let all = [(InPlace::Shared, self.shared), (InPlace::Anonymous, self.anonymous), (InPlace::Jit, self.jit)];
         all.into_iter().filter(|(_, bytes)| *bytes > 0)
     }
+}
+
+/// Bytes that a lift of the heap can put on huge pages. brk(2)'s memory belongs to every lift, and is not counted.
+fn heap(memory: &ProcessMemory, huge: PageSize) -> u64 {
+    let Ok((machine, _)) = machine(InPlace::Anonymous) else { return 0 };
+    if machine.refused.is_some() {
+        return 0;
+    }
+    let holds_block = |usage: &&MappingUsage| usage.resident.saturating_sub(usage.huge()) >= huge.bytes() / 2;
+    let usages = private::mappings_in(memory, InPlace::Anonymous, false, huge);
+    let usages = usages.filter(|usage| private::refusal(usage).is_none());
+    let all: Vec<_> = usages.filter(|usage| usage.huge() > 0 || holds_block(usage)).collect();
+    if !all.iter().any(holds_block) {
+        return 0;
+    }
+    private::half_full(memory.pid, &private_views(memory.pid, &all, huge), &machine, Instant::now() + COUNTING)
 }
 
 fn collapses(kind: InPlace) -> bool {

@@ -358,7 +358,7 @@ impl Looking {
             };
             all.push((key, Shown { view, mapping: mapping.clone(), special }));
         }
-        find_huge(files.pid(), &mut all, self.huge, Pagemap::huge);
+        find_huge(files.pid(), views_in(&mut all), self.huge, Pagemap::huge);
         Ok(all)
     }
 
@@ -371,9 +371,20 @@ impl Looking {
         };
         let usages = private::mappings(pid, self.memory, self.with_break, self.huge, reader)?;
         let mut all: Vec<_> = usages.iter().map(shown).collect();
-        find_huge(pid, &mut all, self.huge, Pagemap::huge_private);
+        find_huge(pid, views_in(&mut all), self.huge, Pagemap::huge_private);
         Ok(all)
     }
+}
+
+fn views_in(all: &mut [(SegmentKey, Shown)]) -> impl Iterator<Item = &mut View> {
+    all.iter_mut().map(|(_, shown)| &mut shown.view)
+}
+
+/// The views of private mappings, with their huge parts.
+pub(super) fn private_views(pid: i32, usages: &[&MappingUsage], huge: PageSize) -> Vec<View> {
+    let mut views: Vec<View> = usages.iter().map(|usage| view(pid, usage)).collect();
+    find_huge(pid, views.iter_mut(), huge, Pagemap::huge_private);
+    views
 }
 
 /// A mapping whose offsets are its addresses.
@@ -392,14 +403,14 @@ fn view(pid: i32, usage: &MappingUsage) -> View {
 }
 
 /// Adds which parts are huge. Kernels before 6.7 report these only by their sum; a second collapse of a huge page changes nothing.
-fn find_huge(
+fn find_huge<'a>(
     pid: i32,
-    all: &mut [(SegmentKey, Shown)],
+    views: impl Iterator<Item = &'a mut View>,
     size: PageSize,
     huge: impl Fn(&Pagemap, AddressRange) -> io::Result<RangeSet>,
 ) {
     let Ok(pagemap) = Pagemap::open(pid, base_page()) else { return };
-    for (_, Shown { view, .. }) in all.iter_mut().filter(|(_, shown)| shown.view.huge > 0) {
+    for view in views.filter(|view| view.huge > 0) {
         view.huge_parts = huge(&pagemap, view.range).unwrap_or_else(|_| private::huge_by_sum(view, size));
     }
 }

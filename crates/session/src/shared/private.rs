@@ -8,10 +8,15 @@ use linux::pagemap::Pagemap;
 use linux::pages::base_page;
 use process_view::coverage::{MemoryKind, ProcessMemory};
 use process_view::{ObjectReader, ProcessFiles};
-use shared_memory::{Contents, Counted, Held, PageTables, Reason, SegmentKey, SegmentKind, View, count};
+use shared_memory::{
+    Contents, Counted, Fill, Held, Machine, PageTables, Reason, SegmentKey, SegmentKind, View, count, refused_contents,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::time::Instant;
+
+/// A kind of which less than this part is left, after a lift for example, has nothing to add.
+pub(super) const LEAST_PART: u64 = 8;
 
 /// Reads the mappings of one kind. Mappings of generated code are counted at any length, other mappings only if they are as long
 /// as a huge page.
@@ -136,6 +141,24 @@ fn counted(pid: i32, views: &[View], huge: PageSize, from: u64, until: Instant) 
     }
 }
 
+/// Bytes of the blocks on base pages that a lift of the heap collapses: those that are at least half full. Mappings are in
+/// ascending order. Blocks that are not counted in time are left out, and 0 is returned if they are few beside the huge ones.
+pub(super) fn half_full(pid: i32, views: &[View], machine: &Machine, until: Instant) -> u64 {
+    half_full_of(&counted(pid, views, machine.huge, 0, until), views, machine)
+}
+
+fn half_full_of(counted: &Counted, views: &[View], machine: &Machine) -> u64 {
+    let is_whole = |number: u64| {
+        let block = block(machine.huge, number);
+        let first = views.partition_point(|view| view.range.end() <= block.start());
+        views.get(first).is_some_and(|view| view.range.covers(block))
+    };
+    let is_lifted =
+        |(number, held): &&(u64, Held)| refused_contents(*held, machine, Fill::Half).is_ok() && is_whole(*number);
+    let bytes = counted.blocks.iter().filter(is_lifted).count() as u64 * machine.huge.bytes();
+    if bytes >= counted.already / LEAST_PART { bytes } else { 0 }
+}
+
 /// The page tables of a process, which are read until the time is up.
 struct Tables {
     pagemap: Pagemap,
@@ -228,6 +251,28 @@ mod tests {
         unfinished.end(key(2), Some(70));
         assert_eq!(order(&mut unfinished, &[1, 3]), [3, 1]);
         assert_eq!(unfinished, Unfinished::default());
+    }
+
+    /// The blocks of a small heap are seldom full.
+    #[test]
+    fn blocks_that_are_half_full_in_one_mapping_count_for_the_heap() {
+        let (huge, refused) = (PageSize::new(2 << 20).unwrap(), None);
+        let machine = Machine { huge, refused, never: false, no_fill: None };
+        let view = |start: u64, end: u64| {
+            let range = AddressRange::new(Address(start << 20), Address(end << 20));
+            let (offset, huge_parts, refused) = (range.start().0, RangeSet::new(), None);
+            View { pid: 1, range, offset, huge: 0, huge_parts, resident: 0, refused, watched: false }
+        };
+        // Block 4 is in two mappings.
+        let views = [view(0, 9), view(9, 16)];
+        let held = |present: u64| Held { present: present << 10, ..Held::default() };
+        let of = |already: u64, blocks: Vec<(u64, Held)>| {
+            let counted = Counted { blocks, already: already << 20, ..Counted::default() };
+            half_full_of(&counted, &views, &machine) >> 20
+        };
+        assert_eq!(of(0, vec![(0, held(1100)), (1, held(1000)), (4, held(2000)), (6, held(2048))]), 4);
+        assert_eq!(of(0, vec![(0, Held { common: 4096, ..held(1100) })]), 0, "shared since a fork");
+        assert_eq!((of(16, vec![(0, held(1100))]), of(32, vec![(0, held(1100))])), (2, 0));
     }
 
     #[test]

@@ -303,7 +303,8 @@ fn plan_text(planned: &Inspection, width: Option<usize>) -> String {
 
 /// The most that `--heap=thp` would put on huge pages, as a line of a plan.
 fn plan_of_heap(pid: i32) -> String {
-    let most = in_place_amounts(pid).anonymous;
+    let amounts = in_place_amounts(pid);
+    let most = amounts.anonymous.max(amounts.heap);
     format!("heap: up to {} of anonymous memory would be put on huge pages in place\n\n", format_bytes(most))
 }
 
@@ -316,7 +317,7 @@ fn in_place_amounts(pid: i32) -> InPlaceAmounts {
 fn on_request(pid: i32, has_tried_heap: bool) -> String {
     let mut in_place = in_place_amounts(pid);
     if has_tried_heap {
-        in_place.anonymous = 0;
+        (in_place.anonymous, in_place.heap) = (0, 0);
     }
     let standing = Standing { in_place, ..Standing::default() };
     standing.on_request().map_or_else(String::new, |options| format!("; on request: {options}"))

@@ -38,7 +38,7 @@ fn doctor_status_and_inspect_agree_on_each_state() {
         assert!(inspect.in_words().starts_with(&status.in_words()), "status and inspect: {state:?}");
         assert!(verdict.summary.contains(&inspect.in_words()), "doctor and inspect: {verdict:?}");
         assert_eq!((verdict.run.as_deref(), verdict.measure.as_deref()), (run, measure), "{state:?}");
-        let nothing_fills = verdict.summary.contains("no part fills a huge page");
+        let nothing_fills = verdict.summary.contains("no part of its code, data or heap fills a huge page");
         assert_eq!(nothing_fills, state == State::Unliftable, "{verdict:?}");
     }
 }
@@ -50,12 +50,22 @@ fn numbers_of_each_state_in_words() {
     assert_eq!(words(0, None), "0 B of 100.0 MiB resident on huge pages");
     assert_eq!(words(36, Some(0)), "36.0 MiB of 100.0 MiB resident on huge pages; a lift would add nothing");
     assert_eq!(words(36, Some(4 * MIB)), "36.0 MiB of 100.0 MiB resident on huge pages; a lift would add 4.0 MiB");
-    assert!(words(0, Some(0)).ends_with("; no part fills a huge page that could be lifted"));
+    assert!(words(0, Some(0)).ends_with("; no part of its code, data or heap fills a huge page that could be lifted"));
     let in_place = InPlaceAmounts { anonymous: 40 * MIB, jit: 4 * MIB, ..InPlaceAmounts::default() };
     let besides = |huge, more| Standing { in_place, ..standing(huge, Some(more)) }.in_words();
     let options = ", `--lift anon` up to 40.0 MiB, `--lift jit` up to 4.0 MiB";
     assert!(besides(0, 0).ends_with(&format!("; a lift would add nothing{options}")));
     assert!(besides(36, 4 * MIB).ends_with(&format!("; a lift would add 4.0 MiB{options}")));
+}
+
+/// A small heap fills no huge page, but `attach --heap=thp` fills a block that is half full.
+#[test]
+fn a_small_heap_that_a_lift_fills_is_named() {
+    let mut facts = facts_of(0, 0, 0);
+    let running = running_of(&mut facts);
+    (running.code, running.anonymous, running.in_place.heap) = ((MIB, 0), (2 * MIB + MIB / 2, 0), 2 * MIB);
+    let summary = examine(&facts).verdict.summary;
+    assert!(summary.ends_with("; a lift would add nothing, `--heap=thp` up to 2.0 MiB"), "{summary}");
 }
 
 /// A lift of shared memory in place is no reason for more advice: the pool that a server requests is no longer needed.
