@@ -65,6 +65,11 @@ fn code(text: &str) -> String {
     format!("{fence}{blank}{text}{blank}{fence}")
 }
 
+/// A command or an option as code, and an instruction as text.
+fn fix(text: &str) -> String {
+    if words::can_be_typed(text) { code(text) } else { plain(text) }
+}
+
 fn rows<const N: usize>(text: &mut String, headings: [&str; N], rows: impl IntoIterator<Item = [String; N]>) {
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     *text += &line(&headings.map(str::to_owned));
@@ -154,7 +159,7 @@ fn lifts(section: &Section) -> String {
             [
                 format_bytes(reason.bytes),
                 plain(&reason.reason),
-                reason.fix.as_deref().map_or_else(|| "–".to_owned(), code),
+                reason.fix.as_deref().map_or_else(|| "–".to_owned(), fix),
                 reason.places.first().map_or_else(String::new, |p| code(p)),
             ]
         });

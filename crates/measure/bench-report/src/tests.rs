@@ -123,7 +123,7 @@ fn a_page_says_what_the_record_holds() {
         "plain against itself",
         "holds no whole 2 MiB page",
         "libc.so.6 text",
-        "<code>link it statically</code>",
+        "<td>link it statically</td>",
         "not file: small folios; fix: pagelift cache prepare FILE",
         "4.0 MiB</strong> of 7.0 MiB on huge pages",
         "mariadbd text, 6.0 MiB, r-x at 555500000000: 4.0 MiB on 2 MiB pages (thp), 1.0 MiB on 4 KiB pages",
@@ -183,7 +183,7 @@ fn servers_are_shown_with_their_load() {
     let page = html(&[source("a", servers.clone())]);
     assert!(page.contains("Servers side by side") && page.contains(&command), "{page}");
     assert!(page.contains("Starts asked for: 6") && page.contains("Each process has other addresses"), "{page}");
-    assert!(markdown(&[source("a", servers)]).contains("| `link it statically` |"));
+    assert!(markdown(&[source("a", servers)]).contains("| link it statically |"));
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn an_object_is_named_once_for_a_reason() {
     }
     let text = markdown(&[source("a", record)]);
     assert!(
-        text.contains("| 2.0 MiB | holds no whole 2 MiB page | `link it statically` | `libc.so.6 text` |"),
+        text.contains("| 2.0 MiB | holds no whole 2 MiB page | link it statically | `libc.so.6 text` |"),
         "{text}"
     );
 }
@@ -452,7 +452,7 @@ fn markdown_says_what_the_record_holds() {
         "## Keep it: `mariadbd`\n",
         "| Compared | Questions per CPU second | Pairs | Finding |\n| --- | --- | ---: | --- |\n| `thp` against plain | \\+10.",
         "| plain against itself | ",
-        "| 1.0 MiB | holds no whole 2 MiB page | `link it statically` | `libc.so.6 text` |",
+        "| 1.0 MiB | holds no whole 2 MiB page | link it statically | `libc.so.6 text` |",
         "| `plain` | 10.0 MiB | 9.0 MiB | 0 B | 300.0 KiB |",
         "- this is a virtual machine",
         "`thp`: `--pages=thp`",

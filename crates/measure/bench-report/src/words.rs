@@ -145,6 +145,15 @@ pub fn unusable(record: &Record, answer: &Answer) -> Option<String> {
     })
 }
 
+/// First words of fixes that are commands.
+const COMMANDS: [&str; 6] = ["pagelift", "sudo", "echo", "sysctl", "mount", "systemctl"];
+
+/// True for a fix that can be typed as it is: a command, or an option. Any other fix is an instruction.
+pub(crate) fn can_be_typed(fix: &str) -> bool {
+    let first = fix.split(' ').next().unwrap_or_default();
+    (COMMANDS.contains(&first) || first.starts_with("--")) && !fix.contains(", ") && !fix.contains(" or ")
+}
+
 /// The lifts that were made again, with the reason of the first failure; absent if there are none.
 pub fn retries(record: &Record) -> Option<String> {
     let mut reasons = record.timed_blocks().filter_map(|block| block.retried.as_ref());

@@ -3,6 +3,7 @@
 use crate::Detail;
 use crate::switch_cost::cpu_cost;
 use crate::view::{LiftView, Rates, Section, page};
+use crate::words::can_be_typed;
 use address_space::{agreeing, counted, format_bytes};
 use maud::{Markup, html};
 use measure::record::{Design, MemoryUse};
@@ -60,7 +61,11 @@ fn lift_of(name: &str, lift: &LiftView, detail: Detail) -> Markup {
                     th scope="col" { "Where" } } }
                 tbody { @for reason in lift.reasons.iter().take(detail.rows) { tr {
                     td.number { (format_bytes(reason.bytes)) } td { (reason.reason) }
-                    td { @match &reason.fix { Some(fix) => code { (fix) }, None => "–" } }
+                    td { @match &reason.fix {
+                        Some(fix) if can_be_typed(fix) => code { (fix) },
+                        Some(fix) => (fix),
+                        None => "–",
+                    } }
                     td { (reason.places.iter().take(PLACES).map(String::as_str).collect::<Vec<_>>().join(", "))
                         @if reason.places.len() > PLACES { " and " (reason.places.len() - PLACES) " more" } }
                 } } }

@@ -149,6 +149,36 @@ fn lifts_that_were_made_again_are_counted_with_their_reason() {
     assert!(html(&[source("a", again)]).contains("in 2 blocks a lift was made again"));
 }
 
+/// A reader types what is shown as code.
+#[test]
+fn only_commands_and_options_are_shown_as_code() {
+    let shown = |fix: &str| {
+        let mut record = record(&["thp"], 20, Design::Toggle);
+        let seen = record.events.iter_mut().filter_map(|event| match event {
+            Event::Observed(seen) => seen.lift.as_mut(),
+            _ => None,
+        });
+        for left in seen.flat_map(|lift| &mut lift.not_lifted) {
+            left.fix = Some(fix.to_owned());
+        }
+        let (page, text) = (html(&[source("a", record.clone())]), markdown(&[source("a", record)]));
+        let of_page = (page.contains(&format!("<code>{fix}</code>")), page.contains(&format!("<td>{fix}</td>")));
+        let of_text = (text.contains(&format!("| `{fix}` |")), text.contains(&format!("| {fix} |")));
+        assert_eq!(of_page, of_text, "{fix}");
+        of_page
+    };
+    for fix in ["relink it with segments aligned to huge pages", "restart the program", "remove it, and lift again"] {
+        assert_eq!(shown(fix), (false, true));
+    }
+    assert_eq!(shown("pagelift cache prepare FILE"), (true, false));
+    for fix in ["--edges merge-read-only", "echo 1 > /proc/sys/vm/compact_memory", "pagelift pool reserve 2M:4"] {
+        assert!(words::can_be_typed(fix), "{fix}");
+    }
+    for fix in ["--pages thp, or pagelift run", "pagelift cache prepare FILE, and start it again", ""] {
+        assert!(!words::can_be_typed(fix), "{fix}");
+    }
+}
+
 /// At 4 % of a CPU a window of 400 ms holds 16 ms of work.
 #[test]
 fn little_work_in_a_window_calls_for_longer_windows() {
