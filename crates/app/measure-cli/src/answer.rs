@@ -54,6 +54,8 @@ fn result(record: &Record) -> Vec<String> {
     lines.extend(words::cycles_per_instruction(record));
     lines.extend(words::unusable(record, &answer));
     lines.extend(words::retries(record));
+    lines.extend(words::unlifted(record));
+    lines.extend(words::unchecked(record));
     lines.extend(switches(record, &answer));
     lines.extend(latency(record));
     lines.extend(words::translation(record));

@@ -44,6 +44,8 @@ fn record(arms: &[&str], blocks: usize, design: Design) -> Record {
             switches: None,
             latency: (design == Design::Servers).then(|| block.treated().map(latency)),
             retried: None,
+            unlifted: None,
+            unchecked: false,
         })));
         events.push(Event::Switch(Switch { arm: Some(0), pause: 0.001, cpu: 0.004, covered: Some(4 << 20) }));
     }

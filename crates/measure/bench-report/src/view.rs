@@ -211,6 +211,8 @@ fn notes(record: &Record, answer: &Answer) -> Vec<String> {
     let notes = lines
         .chain(words::unusable(record, answer))
         .chain(words::retries(record))
+        .chain(words::unlifted(record))
+        .chain(words::unchecked(record))
         .chain(words::end_beside_decision(record));
     notes.map(|note| shown(&note)).collect()
 }

@@ -1,7 +1,9 @@
 //! An answer in words, for the terminal and for pages.
 
 use address_space::{counted, format_bytes};
-use measure::record::{Compared, CostRanges, Design, Ended, Figure, MOST_BLOCKS, Record, WalkFigures, compared};
+use measure::record::{
+    Compared, CostRanges, Design, Ended, Figure, MOST_BLOCKS, Record, TimedBlock, WalkFigures, compared,
+};
 use measure::statistics::{Estimate, GENERATIONS_FOR_T};
 use measure::toggle::{Answer, ArmAnswer, Finding, Measured, Per, Window};
 
@@ -160,6 +162,30 @@ pub fn retries(record: &Record) -> Option<String> {
     let first = reasons.next()?;
     let blocks = count(1 + reasons.count());
     Some(format!("in {blocks} a lift was made again, since the first try lifted nothing: {first}"))
+}
+
+/// The blocks with lifted runs that count although they lifted nothing, with the first reason; absent if there are none, or
+/// if the decision is that nothing was lifted.
+pub fn unlifted(record: &Record) -> Option<String> {
+    let is_known = |block: &TimedBlock| {
+        block.measured.block.treatment.arm().is_some_and(|arm| record.lifted_nothing(arm).is_some())
+    };
+    let blocks = record.timed_blocks().filter(|block| !is_known(block));
+    let mut reasons = blocks.filter_map(|block| block.unlifted.as_ref());
+    let first = reasons.next()?;
+    let blocks = count(1 + reasons.count());
+    Some(format!("in {blocks} a lifted run counts although its lift failed in several tries: {first}"))
+}
+
+/// The blocks with lifted runs whose lifts were not checked; absent if there are none.
+pub fn unchecked(record: &Record) -> Option<String> {
+    let is_lifted = |arm: usize| record.observations().any(|seen| seen.arm == Some(arm) && seen.lift.is_some());
+    let blocks = record.timed_blocks().filter(|block| block.unchecked);
+    let blocks = blocks.filter(|block| block.measured.block.treatment.arm().is_some_and(is_lifted)).count();
+    (blocks > 0).then(|| {
+        let blocks = count(blocks);
+        format!("in {blocks} it was not checked whether the lift failed: a report would lengthen the runs noticeably")
+    })
 }
 
 /// A number without a unit, whole if it is large.

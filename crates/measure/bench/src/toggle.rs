@@ -323,6 +323,8 @@ impl Toggle<'_, '_> {
             switches: Some(windows.switches).filter(|switches| switches.iter().any(|switch| *switch != NOTHING)),
             latency: latencies_of_all(windows.latencies),
             retried: self.failure.take(),
+            unlifted: None,
+            unchecked: false,
         };
         self.recorder.add(Event::Block(Box::new(block))).map_err(Stop::Record)
     }

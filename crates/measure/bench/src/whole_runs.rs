@@ -23,6 +23,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::resource::{UsageWho, getrusage};
 use process_view::ProcessFiles;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -34,6 +35,8 @@ use translation::walk_counters::Target;
 const LOOK: Duration = Duration::from_millis(50);
 /// A shorter run is made twice if the run before was of another kind.
 const SHORT: Duration = Duration::from_millis(100);
+/// The report of a lift takes 0.3 ms: no difference to a run as long as this.
+const LONG: Duration = Duration::from_secs(1);
 /// The time for which an experiment can outlast its limit, so that a block or a run ends: a quarter of the limit, or this.
 const OVERTIME: Duration = Duration::from_secs(10);
 /// Runs of one kind that are observed until one observation succeeds.
@@ -55,7 +58,9 @@ pub struct Observed<'a> {
 }
 
 /// Runs blocks of whole runs until an end is reached. A run that fails ends the experiment: the measurements are kept.
-/// The first run of each kind that lasts long enough is observed. If all ranges of its lift failed, it is made again.
+/// The first run of each kind that lasts long enough is observed. If all ranges of a lift failed, the run is made again. Lifts are
+/// checked in all runs of [`LONG`] or longer. Below [`SHORT`] the runs that are not measured are checked, otherwise only observed
+/// ones.
 /// A run that takes longer than the whole experiment is ended and counts as failed: the command may be a server.
 ///
 /// # Errors
@@ -70,7 +75,7 @@ pub fn run(
 ) -> Result<Record, ExperimentError> {
     // A cold run is always made twice: the first one reads the files.
     let short = if observed.cold_plain { Duration::MAX } else { SHORT };
-    let pace = Pace { short, overtime: OVERTIME.max(limits.time / 4) };
+    let pace = Pace { short, long: LONG, overtime: OVERTIME.max(limits.time / 4) };
     run_with(pace, command, observed, header, limits, file, tell)
 }
 
@@ -79,6 +84,8 @@ pub fn run(
 struct Pace {
     /// A shorter run is made twice if the run before was of another kind.
     short: Duration,
+    /// Each lifted run is checked if runs take as long as this.
+    long: Duration,
     /// The time for which the experiment can outlast its limit.
     overtime: Duration,
 }
@@ -111,6 +118,9 @@ fn run_with(
         pace,
         last: None,
         failure: None,
+        unlifted: None,
+        given_up: BTreeSet::new(),
+        is_checked: false,
     };
     let ended = runs.blocks(blocks, tell).map_err(ExperimentError::Record)?;
     for walks in runs.tally.events() {
@@ -139,6 +149,12 @@ struct Runs<'c, 'f, 'l> {
     last: Option<(Option<usize>, f64)>,
     /// Why the first try of a lift since the last block failed, if a later one did not.
     failure: Option<String>,
+    /// Why a lifted run since the last block lifted nothing, in its last try, too.
+    unlifted: Option<String>,
+    /// Arms whose last lift failed in each try. The next one has no more tries, until one succeeds.
+    given_up: BTreeSet<usize>,
+    /// The report of a lift was read since the last block.
+    is_checked: bool,
 }
 
 impl Runs<'_, '_, '_> {
@@ -188,6 +204,8 @@ impl Runs<'_, '_, '_> {
             switches: None,
             latency: None,
             retried: self.failure.take(),
+            unlifted: self.unlifted.take(),
+            unchecked: !std::mem::take(&mut self.is_checked) && block.treatment.arm().is_some(),
         }))
     }
 
@@ -232,14 +250,50 @@ impl Runs<'_, '_, '_> {
             if arm.is_none() {
                 self.files.iter().for_each(|file| drop_from_cache(file));
             }
-            self.one_run(arm, None, None)?;
+            self.unmeasured_run(arm)?;
         } else if self.last.is_some_and(|(kind, time)| kind != arm && time < self.pace.short.as_secs_f64()) {
-            self.one_run(arm, None, None)?;
+            self.unmeasured_run(arm)?;
         }
         Ok(())
     }
 
-    /// A run that counts. An observed run whose lift failed in all ranges is repeated: huge pages can become free.
+    /// A run that does not count. The report of its lift costs no measured time.
+    fn unmeasured_run(&mut self, arm: Option<usize>) -> Result<(), Ended> {
+        let report = arm.map(|_| self.report.clone());
+        let mut pauses = pauses();
+        loop {
+            self.one_run(arm, report.as_deref(), None)?;
+            let lift = report.as_deref().and_then(lift_in);
+            if !self.is_tried_again(arm, lift.as_ref(), &mut pauses)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// True, after a pause, if a run is to be repeated because its lift failed in all ranges: huge pages can become free.
+    fn is_tried_again(
+        &mut self,
+        arm: Option<usize>,
+        lift: Option<&Lift>,
+        pauses: &mut impl Iterator<Item = Duration>,
+    ) -> Result<bool, Ended> {
+        let Some((arm, lift)) = arm.zip(lift) else { return Ok(false) };
+        self.is_checked = true;
+        let Some(why) = lift.failed_for_now() else {
+            self.given_up.remove(&arm);
+            return Ok(false);
+        };
+        let Some(pause) = pauses.next().filter(|_| !self.given_up.contains(&arm)) else {
+            self.given_up.insert(arm);
+            self.failure = None;
+            self.unlifted.get_or_insert(why);
+            return Ok(false);
+        };
+        self.failure.get_or_insert(why);
+        if self.conduct.wait(pause) { Ok(true) } else { Err(Ended::Interrupted) }
+    }
+
+    /// A run that counts. A run whose lift failed in all ranges is repeated.
     fn measured_run(&mut self, arm: Option<usize>) -> std::io::Result<Result<Run, Ended>> {
         let looks = self.looks.iter().filter(|looked_at| **looked_at == arm).count();
         let mut pauses = pauses();
@@ -251,30 +305,27 @@ impl Runs<'_, '_, '_> {
                 Ok(run) => run,
                 Err(ended) => return Ok(Err(ended)),
             };
-            // The report of a lift does not contain the heap.
-            let is_all = arm.is_some_and(|arm| !self.recorder.record().has_heap(arm));
-            let why = lift.as_ref().and_then(Lift::failed_for_now).filter(|_| is_all);
-            match why.zip(pauses.next()) {
-                Some((why, pause)) => {
-                    self.failure.get_or_insert(why);
-                    if !self.conduct.wait(pause) {
-                        return Ok(Err(Ended::Interrupted));
-                    }
-                }
-                None => {
-                    self.tally.add(arm, &before, &meter.read());
+            let counted = meter.read();
+            match self.is_tried_again(arm, lift.as_ref(), &mut pauses) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.tally.add(arm, &before, &counted);
                     if looks < LOOKS {
                         self.observe(arm, looks + 1 == LOOKS, &run, lift)?;
                     }
                     return Ok(Ok(run));
                 }
+                Err(ended) => return Ok(Err(ended)),
             }
         }
     }
 
-    /// A run. An observed one writes a report if it is lifted.
+    /// A run. A lifted one writes a report if it is observed, or if the last run was long. With `--only` each process writes one,
+    /// and many are short.
     fn run_of(&mut self, arm: Option<usize>, is_observed: bool) -> Result<(Run, Option<Lift>), Ended> {
-        let report = arm.map(|_| self.report.clone()).filter(|_| is_observed);
+        let is_long =
+            self.observed.only.is_empty() && self.last.is_some_and(|(_, time)| time >= self.pace.long.as_secs_f64());
+        let report = arm.map(|_| self.report.clone()).filter(|_| is_observed || is_long);
         let looker = is_observed.then(|| Looker::new(self.observed.only));
         let run = self.one_run(arm, report.as_deref(), looker)?;
         Ok((run, report.as_deref().and_then(lift_in)))
@@ -285,9 +336,6 @@ impl Runs<'_, '_, '_> {
     fn observe(&mut self, arm: Option<usize>, is_last: bool, run: &Run, lift: Option<Lift>) -> std::io::Result<()> {
         let looks = if run.seen.is_some() { LOOKS } else { 1 };
         self.looks.extend(std::iter::repeat_n(arm, looks));
-        if lift.as_ref().is_some_and(|lift| lift.failed_for_now().is_some()) {
-            self.failure = None;
-        }
         if run.seen.is_some() || (is_last && lift.is_some()) {
             let seen = Observation { arm, lift, ..run.seen.clone().unwrap_or_default() };
             self.recorder.add(Event::Observed(Box::new(seen)))?;

@@ -149,6 +149,35 @@ fn lifts_that_were_made_again_are_counted_with_their_reason() {
     assert!(html(&[source("a", again)]).contains("in 2 blocks a lift was made again"));
 }
 
+#[test]
+fn runs_that_count_without_a_lift_are_named() {
+    let mut late = record(&["thp"], 20, Design::Runs);
+    assert_eq!(words::unlifted(&late), None);
+    let blocks =
+        late.events.iter_mut().filter_map(|event| if let Event::Block(block) = event { Some(block) } else { None });
+    let of_arm = blocks.filter(|block| block.measured.block.treatment.arm().is_some());
+    of_arm.take(1).for_each(|block| block.unlifted = Some("no free huge page".to_owned()));
+    let note = "in 1 block a lifted run counts although its lift failed in several tries: no free huge page";
+    assert_eq!(words::unlifted(&late).as_deref(), Some(note));
+    assert!(markdown(&[source("a", late.clone())]).contains(note) && html(&[source("a", late)]).contains(note));
+}
+
+#[test]
+fn lifts_that_are_not_checked_are_counted() {
+    let mut runs = record(&["thp"], 20, Design::Runs);
+    assert_eq!(words::unchecked(&runs), None);
+    for event in &mut runs.events {
+        let Event::Block(block) = event else { continue };
+        block.unchecked = block.measured.block.treatment.arm().is_some();
+    }
+    let blocks = words::count(runs.answer().arms[0].blocks);
+    let note = words::unchecked(&runs).unwrap();
+    assert!(note.starts_with(&format!("in {blocks} it was not checked whether the lift failed")), "{note}");
+    // A command of --against has no lift.
+    runs.events.retain(|event| !matches!(event, Event::Observed(_)));
+    assert_eq!(words::unchecked(&runs), None);
+}
+
 /// A reader types what is shown as code.
 #[test]
 fn only_commands_and_options_are_shown_as_code() {

@@ -248,15 +248,13 @@ impl Experiment<'_, '_> {
         source: &LoadSource,
     ) -> Result<(Server, Option<Lift>), Broken> {
         let (arm, report) = (self.arm_of(number), self.report_of(number));
-        // The report of a lift does not contain the heap.
-        let is_all = arm.is_some_and(|arm| !self.recorder.record().has_heap(arm));
         let (mut pauses, mut first) = (pauses(), None);
         for place in places {
             fs::remove_file(&report).ok();
             let command = (self.servers.command)(arm, &report, &place);
             let server = self.start_one(name, command, place, source)?;
             let lift = lift_in(&report);
-            let why = lift.as_ref().and_then(Lift::failed_for_now).filter(|_| is_all);
+            let why = lift.as_ref().and_then(Lift::failed_for_now).filter(|_| arm.is_some());
             let Some(why) = why else {
                 self.failure = self.failure.take().or(first);
                 return Ok((server, lift));
@@ -377,6 +375,8 @@ impl Experiment<'_, '_> {
                 switches: None,
                 latency: latencies_of_all(done.latencies),
                 retried: self.failure.take(),
+                unlifted: None,
+                unchecked: false,
             };
             self.recorder.add(Event::Block(Box::new(block))).map_err(Broken::Record)?;
             let ended = self.conduct.after_block(&self.recorder, tell);

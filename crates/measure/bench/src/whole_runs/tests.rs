@@ -53,7 +53,7 @@ fn kinds_of_runs(short: Duration) -> (Vec<Option<usize>>, usize) {
         kinds.push(arm);
         Command::new("true")
     };
-    let pace = Pace { short, overtime: Duration::from_secs(100) };
+    let pace = Pace { short, long: short, overtime: Duration::from_secs(100) };
     let record = run_with(pace, &mut command, Observed::default(), header, limits, None, &mut |_| ()).unwrap();
     (kinds, record.blocks().len())
 }
@@ -87,39 +87,86 @@ fn a_run_of_each_kind_is_looked_at() {
     assert!(record.timed_blocks().all(|block| block.counters.is_some_and(|of| of[0].minor_faults > 0)));
 }
 
-/// A record of runs of which the first `failures` lifted ones find no pages; and the number of lifted runs with a report.
-fn run_with_failures(failures: usize) -> (Record, usize) {
+/// A record of runs, and the number of lifted ones with a report. `fails`: by its number, the lift of such a run finds no pages.
+/// Runs below the time `short` are short, all others long.
+fn run_with_failures(short: Duration, fails: &dyn Fn(usize) -> bool, options: &[&str]) -> (Record, usize) {
     let arms = vec!["arm".to_owned()];
     let header = Header::new(Design::Runs, "true".to_owned(), arms, "runs".to_owned(), Per::Second, 1);
+    let header = Header { options: vec![options.iter().map(|word| (*word).to_owned()).collect()], ..header };
     let interrupted = AtomicBool::new(false);
     let limits = Limits { time: Duration::from_secs(100), resolution: None, interrupted: &interrupted };
     let mut lifts = 0;
     let mut command = |_: Option<usize>, report: Option<&Path>| {
         if let Some(report) = report {
+            std::fs::write(report, if fails(lifts) { FAILED } else { LIFTED }).unwrap();
             lifts += 1;
-            std::fs::write(report, if lifts <= failures { FAILED } else { LIFTED }).unwrap();
         }
         Command::new("true")
     };
-    let mut tell = |progress: &Progress<'_>| interrupted.store(progress.blocks >= 8, Ordering::Relaxed);
-    let record = run(&mut command, Observed::default(), header, limits, None, &mut tell).unwrap();
+    let mut tell = |progress: &Progress<'_>| interrupted.store(progress.blocks >= 40, Ordering::Relaxed);
+    let pace = Pace { short, long: short, overtime: Duration::from_secs(100) };
+    let record = run_with(pace, &mut command, Observed::default(), header, limits, None, &mut tell).unwrap();
     (record, lifts)
 }
 
+fn retried(record: &Record) -> Vec<&str> {
+    record.timed_blocks().filter_map(|block| block.retried.as_deref()).collect()
+}
+
+/// Numbers of runs after the first looks.
+const LATE: std::ops::Range<usize> = 14..16;
+
 #[test]
 fn a_run_whose_lift_finds_no_pages_is_made_again() {
-    let (record, lifts) = run_with_failures(2);
-    // One more lifted run has a report if it is seen, up to all looks if it ends before.
-    assert!(record.lifted_nothing(0).is_none() && (3..=2 + LOOKS).contains(&lifts), "{lifts}: {record:?}");
-    let retried: Vec<_> = record.timed_blocks().filter_map(|block| block.retried.as_deref()).collect();
-    assert_eq!(retried, [REASON]);
+    for short in [Duration::MAX, Duration::ZERO] {
+        for options in [&[] as &[&str], &["--heap=auto"]] {
+            for failing in [0..2, LATE] {
+                let (record, lifts) = run_with_failures(short, &|number| failing.contains(&number), options);
+                assert!(record.lifted_nothing(0).is_none() && lifts > failing.end, "{lifts}: {record:?}");
+                assert_eq!(retried(&record), [REASON], "{short:?} {failing:?}");
+                assert!(record.timed_blocks().all(|block| block.unlifted.is_none() && !block.unchecked));
+            }
+        }
+    }
+}
+
+/// A report would change a run of this length.
+#[test]
+fn runs_that_are_neither_short_nor_long_are_not_checked_later() {
+    let mut reports = Vec::new();
+    let mut command = |arm: Option<usize>, report: Option<&Path>| {
+        reports.extend(arm.map(|_| report.is_some()));
+        report.into_iter().for_each(|report| std::fs::write(report, LIFTED).unwrap());
+        Command::new("true")
+    };
+    let arms = vec!["arm".to_owned()];
+    let header = Header::new(Design::Runs, "true".to_owned(), arms, "runs".to_owned(), Per::Second, 1);
+    let interrupted = AtomicBool::new(false);
+    let limits = Limits { time: Duration::from_secs(100), resolution: None, interrupted: &interrupted };
+    let mut tell = |progress: &Progress<'_>| interrupted.store(progress.blocks >= 40, Ordering::Relaxed);
+    let pace = Pace { short: Duration::ZERO, long: Duration::MAX, overtime: Duration::from_secs(100) };
+    let record = run_with(pace, &mut command, Observed::default(), header, limits, None, &mut tell).unwrap();
+    let checked = reports.iter().filter(|report| **report).count();
+    assert!((1..=LOOKS).contains(&checked) && reports[0] && reports.len() > LOOKS, "{reports:?}");
+    let last = record.timed_blocks().filter(|block| block.measured.block.treatment.arm().is_some()).last();
+    assert!(last.is_some_and(|block| block.unchecked) && record.timed_blocks().any(|block| !block.unchecked));
 }
 
 #[test]
 fn a_lift_that_never_finds_pages_is_no_retry() {
-    let (record, _) = run_with_failures(usize::MAX);
+    let (record, _) = run_with_failures(Duration::MAX, &|_| true, &[]);
     assert_eq!(record.lifted_nothing(0).as_deref(), Some(REASON));
     assert!(record.timed_blocks().all(|block| block.retried.is_none()));
+}
+
+#[test]
+fn later_runs_that_lift_nothing_are_recorded() {
+    for short in [Duration::MAX, Duration::ZERO] {
+        let (record, _) = run_with_failures(short, &|number| number >= LATE.start, &[]);
+        assert!(record.lifted_nothing(0).is_none() && retried(&record).is_empty(), "{record:?}");
+        let unlifted: Vec<_> = record.timed_blocks().filter_map(|block| block.unlifted.as_deref()).collect();
+        assert!(!unlifted.is_empty() && unlifted.iter().all(|why| *why == REASON), "{unlifted:?}");
+    }
 }
 
 #[test]
@@ -179,7 +226,7 @@ fn end_of_runs(seconds: &str, time: Duration, overtime: Duration) -> (Ended, usi
     let header = Header::new(Design::Runs, "sleep".to_owned(), arms, "runs".to_owned(), Per::Second, 1);
     let interrupted = AtomicBool::new(false);
     let limits = Limits { time, resolution: None, interrupted: &interrupted };
-    let pace = Pace { short: Duration::ZERO, overtime };
+    let pace = Pace { short: Duration::ZERO, long: Duration::MAX, overtime };
     let mut command = |_: Option<usize>, _: Option<&Path>| {
         let mut command = Command::new("sleep");
         command.arg(seconds);

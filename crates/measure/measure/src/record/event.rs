@@ -118,6 +118,12 @@ pub struct TimedBlock {
     /// A lift of this block was made again: the reason why nothing was lifted at first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retried: Option<String>,
+    /// A lifted run of this block counts although nothing was lifted, in several tries: the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unlifted: Option<String>,
+    /// No report of a lift was read in this block of an arm's whole runs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchecked: bool,
 }
 
 impl TimedBlock {

@@ -39,6 +39,8 @@ fn block(block: Block) -> TimedBlock {
         switches: None,
         latency: None,
         retried: None,
+        unlifted: None,
+        unchecked: false,
     }
 }
 
