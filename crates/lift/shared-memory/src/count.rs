@@ -1,5 +1,5 @@
-//! The contents of private memory, counted by block within a limit of time. What is on huge pages already is skipped, and the
-//! next count continues where this one ends.
+//! The contents of private memory, counted by block within a limit of time. Memory on huge pages is skipped, and the next count
+//! continues with the block at which this one ends.
 
 use crate::{Held, Reason, View};
 use address_space::{Address, AddressRange, PageSize, RangeSet};

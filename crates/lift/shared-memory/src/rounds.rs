@@ -45,8 +45,8 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// Before the first round: at most `tries` rounds in a row lift next to nothing, and `time` is that of all rounds for blocks
-    /// in use, in all segments.
+    /// Before the first round: at most `tries` rounds in a row lift next to nothing, and `time` is the time of all rounds for
+    /// blocks in use, in all segments.
     pub fn new(tries: u32, time: Duration) -> Self {
         Self { tries: tries.max(1), time, number: 0, pause: FIRST_PAUSE, idle: 0, without_pages: 0 }
     }

@@ -37,7 +37,7 @@ pub(super) struct Tables {
     pub after: u64,
 }
 
-/// Predicts the page tables of these processes together. `None` if not all could be read in time.
+/// Predicts the page tables of all these processes. `None` if one could not be read in time.
 pub(super) fn predicted(segments: &[Segment], plan: &Plan, pids: &BTreeSet<i32>, huge: PageSize) -> Option<Tables> {
     let keys: Vec<&SegmentKey> = segments.iter().map(|segment| &segment.key).collect();
     let offsets = plan.segments.iter().map(|planned| runs(planned.work.iter().map(|work| work.block), huge)).collect();

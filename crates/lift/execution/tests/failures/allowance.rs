@@ -9,8 +9,8 @@ use lift_simulation::simulated::Script;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// Lifts with a limit of `units`, on a machine where each copy takes one unit. Returns the scenario of what was made, the run and
-/// the rest.
+/// Lifts on a machine where each copy takes one unit, within `units`. Returns the scenario of the copies made, the run and the
+/// rest.
 fn lift_for(scenario: &Scenario, units: u64) -> (Scenario, Run<'_>, Vec<RangeLift>) {
     let (mut made, mut kernel) = (scenario.clone(), scenario.kernel.clone());
     // It is read before and after each range.
