@@ -441,10 +441,7 @@ fn an_object_is_named_once_for_a_reason() {
         lift.not_lifted.push(NotLifted { reason, ..lift.not_lifted[0].clone() });
     }
     let text = markdown(&[source("a", record)]);
-    assert!(
-        text.contains("| 2.0 MiB | holds no whole 2 MiB page | link it statically | `libc.so.6 text` |"),
-        "{text}"
-    );
+    assert!(text.contains("| 2.0 MiB | holds no whole 2 MiB page | link it statically | `libc.so.6 text` |"), "{text}");
 }
 
 #[test]
