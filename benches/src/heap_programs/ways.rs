@@ -5,9 +5,9 @@ use crate::bench::Bench;
 use crate::build::Linking;
 use crate::peers::library_exists;
 use address_space::PageSize;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// The way that the others are beside.
 pub(super) const BASELINE: &str = "glibc";
@@ -124,9 +124,13 @@ fn crate_folder(name: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let mut command = Command::new(cargo);
-    command.args(["metadata", "--offline", "--locked", "--format-version", "1", "--manifest-path"]).arg(manifest);
-    let output = command.stderr(Stdio::piped()).output().context("cannot start cargo")?;
-    let text: serde_json::Value = serde_json::from_slice(&output.stdout).context("cargo metadata gave no answer")?;
+    // Crates of other platforms need not have been downloaded.
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    command.args(["metadata", "--offline", "--locked", "--format-version", "1", "--filter-platform", &platform]);
+    let output = command.arg("--manifest-path").arg(manifest).output().context("cannot start cargo")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cargo metadata: {}: {}", output.status, said.trim());
+    let text: serde_json::Value = serde_json::from_slice(&output.stdout).context("cargo metadata gave no JSON")?;
     let mut packages = text["packages"].as_array().into_iter().flatten();
     let package = packages.find(|package| package["name"] == name);
     let manifest = package.and_then(|package| package["manifest_path"].as_str());
