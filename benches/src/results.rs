@@ -182,6 +182,8 @@ mod tests {
                 switches: None,
                 latency: None,
                 retried: None,
+                unlifted: None,
+                unchecked: false,
             }))
         };
         Record { header, events: Blocks::new(2, 1).take(60).enumerate().map(block).collect() }
