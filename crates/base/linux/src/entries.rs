@@ -27,8 +27,8 @@ const TRIES: usize = 4;
 pub struct Below {
     /// Number of mappings.
     pub count: usize,
-    /// Beginning of the last one; `None` if there is none.
-    pub last: Option<Address>,
+    /// End of the last one; `None` if there is none. Mappings that are joined later still end there.
+    pub end: Option<Address>,
 }
 
 /// An open smaps of which the entries below a range have been read.
@@ -49,18 +49,18 @@ impl EntriesAhead {
         for _ in 0..TRIES {
             let file = open_of_process(format!("/proc/{pid}/smaps"))?;
             let mut entries = Self { file, pid, range, lines: Lines::default() };
-            let Some(last) = below.last else { return Ok(entries) };
-            match watched(|| format!("reading /proc/{pid}/smaps"), || entries.skip_to(last, below.count))? {
+            let Some(end) = below.end else { return Ok(entries) };
+            match watched(|| format!("reading /proc/{pid}/smaps"), || entries.skip_to(end, below.count))? {
                 Skipped::There => return Ok(entries),
-                Skipped::Passed(last) => below = Below { count: 0, last },
+                Skipped::Passed(end) => below = Below { count: 0, end },
             }
         }
         Err(Errno::EAGAIN.into())
     }
 
-    /// Reads to the header of the first entry that begins at `last` or later, in large pieces as long as most of `count`
-    /// entries are to come.
-    fn skip_to(&mut self, last: Address, count: usize) -> io::Result<Skipped> {
+    /// Reads to the header of the first entry that ends at `end` or later, in large pieces as long as most of `count` entries
+    /// are to come.
+    fn skip_to(&mut self, end: Address, count: usize) -> io::Result<Skipped> {
         let (mut seen, mut below, mut skipped) = (0, None, None);
         let mut piece = [0; READ_FAR_BELOW];
         while skipped.is_none() {
@@ -76,8 +76,8 @@ impl EntriesAhead {
                 if entry.end() > self.range.start() {
                     skipped = Some(Skipped::Passed(below));
                 } else {
-                    below = Some(entry.start());
-                    skipped = (entry.start() >= last).then_some(Skipped::There);
+                    below = Some(entry.end());
+                    skipped = (entry.end() >= end).then_some(Skipped::There);
                 }
             });
             // The kernel may have made the range's own entry for a large piece.
@@ -127,7 +127,7 @@ impl EntriesAhead {
 enum Skipped {
     /// The last header read belongs to the last mapping below.
     There,
-    /// The range's own entry was reached. The last mapping below begins there.
+    /// The range's own entry was reached. The last mapping below ends there.
     Passed(Option<Address>),
 }
 
@@ -222,11 +222,11 @@ mod tests {
     #[test]
     fn an_entry_shows_what_was_set_after_those_below_had_been_read() {
         let three = Three::map();
-        let (range, first) = (three.range(1), three.range(0).start());
+        let (range, below) = (three.range(1), three.range(0).end());
         let pid = std::process::id() as i32;
-        // If no mapping begins there, or if there are fewer, the range's own entry is reached at the first try.
-        for (count, last) in [(0, first), (0, Address(range.start().0 - 1)), (1 << 20, first)] {
-            let ahead = EntriesAhead::of(pid, range, Below { count, last: Some(last) }).unwrap();
+        // If no mapping ends there, or if there are fewer, the range's own entry is reached at the first try.
+        for (count, end) in [(0, below), (0, Address(below.0 + 1)), (1 << 20, below)] {
+            let ahead = EntriesAhead::of(pid, range, Below { count, end: Some(end) }).unwrap();
             three.keep_from_children(1);
             let found = ahead.read().unwrap();
             assert_eq!(found.iter().map(|usage| usage.mapping.range).collect::<Vec<_>>(), [range]);
@@ -235,6 +235,22 @@ mod tests {
             // - the page belongs to this mapping, and its contents stay.
             unsafe { madvise(three.at(1), three.page, MmapAdvise::MADV_DOFORK) }.unwrap();
         }
+    }
+
+    /// A part of a mapping that was put back joins what was put back before it.
+    #[test]
+    fn mappings_below_that_were_joined_are_read_before() {
+        let three = Three::map();
+        let (range, pid) = (three.range(2), std::process::id() as i32);
+        // SAFETY:
+        // - the page belongs to this mapping, to which no reference exists.
+        let protect =
+            |number| unsafe { mprotect(three.at(number), three.page, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) };
+        protect(0).unwrap();
+        let mut entries = EntriesAhead::of(pid, range, Below::default()).unwrap();
+        assert!(matches!(entries.skip_to(three.range(1).end(), 0), Ok(Skipped::There)));
+        let found = entries.read().unwrap();
+        assert_eq!(found[0].mapping.range.start(), range.start());
     }
 
     #[test]

@@ -508,6 +508,7 @@ impl Executor for LiveExecutor {
         self.note_staging(|staging| staging.remove(from));
         self.probed.remove(from);
         self.from_memory.remove(range);
+        self.known.moved.insert(range);
         Ok(())
     }
 

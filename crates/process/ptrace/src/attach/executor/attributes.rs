@@ -5,7 +5,7 @@
 
 use super::LiveExecutor;
 use crate::remote::calls::failed;
-use address_space::{AddressRange, Mapping, MappingFlags, MappingUsage};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingFlags, MappingUsage, RangeSet};
 use lift_execution::CallError;
 use lift_plan::special_properties;
 use linux::entries::{Below, EntriesAhead};
@@ -23,10 +23,11 @@ const ATTRIBUTED: CallError = CallError {
 /// so that ranges after this time are swapped unread.
 const LONGEST: Duration = Duration::from_millis(200);
 
-/// The attributes that copies of this lift have, and the time taken so far.
+/// The attributes that copies of this lift have, the ranges that it has swapped, and the time taken so far.
 #[derive(Default)]
 pub(super) struct Known {
     attributes: Vec<MappingFlags>,
+    pub moved: RangeSet,
     used: Duration,
 }
 
@@ -69,6 +70,16 @@ fn has_planned_name(usage: &MappingUsage, part: AddressRange, planned: &[Mapping
     usage.mapping.inode != 0 || before.all(|before| before.name == usage.mapping.name)
 }
 
+/// The mappings below a range: those of the plan, and the parts of its own mapping that were swapped before it.
+fn below(range: AddressRange, planned: &AddressSpace, moved: &RangeSet) -> Below {
+    let first = planned.overlapping(range).first().map_or(range.start(), |mapping| mapping.range.start());
+    let mappings = planned.mappings();
+    let count = mappings.partition_point(|mapping| mapping.range.start() < first);
+    let planned = mappings[..count].last().map(|mapping| mapping.range.end());
+    let moved = moved.within(AddressRange::new(Address(0), range.start())).last().map(|moved| moved.end());
+    Below { count, end: planned.max(moved) }
+}
+
 impl LiveExecutor {
     /// Accepts these attributes in a swap: the copies of their ranges have them, too.
     pub fn accept_attributes(&mut self, attributes: Vec<MappingFlags>) {
@@ -88,12 +99,9 @@ impl LiveExecutor {
     pub(super) fn attributes_of(&mut self, range: AddressRange) -> Attributes {
         let planned = self.planned.overlapping(range).to_vec();
         let known = self.known.attributes.iter().filter(|mapping| mapping.range.overlaps(range)).cloned().collect();
-        let first = planned.first().map_or(range.start(), |mapping| mapping.range.start());
-        let mappings = self.planned.mappings();
-        let count = mappings.partition_point(|mapping| mapping.range.start() < first);
-        let last = mappings[..count].last().map(|mapping| mapping.range.start());
+        let below = below(range, &self.planned, &self.known.moved);
         let (pid, begun) = (self.process.pid().as_raw(), Instant::now());
-        let read = || EntriesAhead::of(pid, range, Below { count, last });
+        let read = || EntriesAhead::of(pid, range, below);
         let entries = (self.known.used <= LONGEST).then(read);
         self.known.used += begun.elapsed();
         Attributes { range, entries, planned, known }
@@ -105,7 +113,7 @@ mod tests {
     use super::*;
     use crate::attach::target::Target;
     use crate::remote::arch::numbers;
-    use address_space::{Address, Protection, parse_smaps};
+    use address_space::{Protection, parse_smaps};
     use lift_execution::{Backing, Executor};
     use nix::unistd::Pid;
     use std::io::{Read, Write};
@@ -164,6 +172,21 @@ mod tests {
         let results = [Some(libc::MADV_DONTFORK), Some(libc::MADV_DOFORK), None].map(&mut swap);
         drop((executor.finish(), child.kill(), child.wait()));
         assert_eq!(results, [Err(ATTRIBUTED), Ok(()), Ok(())]);
+    }
+
+    #[test]
+    fn parts_of_a_mapping_that_were_swapped_are_below_the_next() {
+        let planned = AddressSpace::parse("1000-2000 r--p 0 0:0 0\n4000-9000 r-xp 0 0:0 0\n").unwrap();
+        let range = |start, end| AddressRange::new(Address(start), Address(end));
+        let end = |of: AddressRange, moved: &[AddressRange]| {
+            below(of, &planned, &moved.iter().copied().collect()).end.map(|end| end.0)
+        };
+        assert_eq!(end(range(0x1000, 0x2000), &[]), None);
+        assert_eq!(end(range(0x5000, 0x6000), &[]), Some(0x2000));
+        assert_eq!(end(range(0x5000, 0x6000), &[range(0x4000, 0x5000)]), Some(0x5000));
+        assert_eq!(end(range(0x6000, 0x7000), &[range(0x4000, 0x5000), range(0x8000, 0x9000)]), Some(0x5000));
+        assert_eq!(end(range(0x6000, 0x7000), &[range(0x4000, 0x9000)]), Some(0x6000), "swapped once more");
+        assert_eq!(below(range(0x5000, 0x6000), &planned, &RangeSet::new()).count, 1);
     }
 
     #[test]
