@@ -116,6 +116,30 @@ pub fn take_largest_share() {
     change_ordinary(|before| Attributes { nice: LARGEST_SHARE, ..before });
 }
 
+/// Gives the calling thread the largest share of a CPU, as [`take_largest_share`] does, until it is dropped.
+pub struct LargestShare {
+    /// The nice value before.
+    before: Option<i32>,
+}
+
+impl LargestShare {
+    /// Takes the largest share, if the calling thread is an ordinary one and the kernel permits it.
+    pub fn take() -> Self {
+        let before = attributes().map(|attributes| attributes.nice);
+        take_largest_share();
+        Self { before }
+    }
+}
+
+impl Drop for LargestShare {
+    fn drop(&mut self) {
+        if let Some(nice) = self.before {
+            // Lowering is always permitted.
+            change_ordinary(|now| Attributes { nice, ..now });
+        }
+    }
+}
+
 /// Changes the attributes of the calling thread, if it is an ordinary one and the kernel permits it.
 fn change_ordinary(change: impl Fn(Attributes) -> Attributes) {
     let Some(before) = attributes().filter(|attributes| is_ordinary(attributes.policy as i32)) else { return };
@@ -168,6 +192,21 @@ mod tests {
             // Before Linux 6.12 there are no slices of a thread's own.
             assert!([SHORTEST_SLICE, before.runtime].contains(&after.runtime), "{after:?}");
             assert_eq!(Attributes { runtime: before.runtime, ..after }, before);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn the_largest_share_ends_with_its_guard() {
+        std::thread::spawn(|| {
+            change_ordinary(|before| Attributes { nice: before.nice.max(5), ..before });
+            let before = attributes().unwrap();
+            let share = LargestShare::take();
+            // A thread that may not have it keeps its share.
+            assert!([LARGEST_SHARE, before.nice].contains(&attributes().unwrap().nice));
+            drop(share);
+            assert_eq!(attributes().unwrap(), before);
         })
         .join()
         .unwrap();

@@ -12,7 +12,7 @@ use crate::running::{Chosen, Selected, Suspended};
 use address_space::{AddressRange, PageSize};
 use linux::advice::collapse_in;
 use linux::process_handle::ProcessHandle;
-use linux::urgency::take_largest_share;
+use linux::urgency::LargestShare;
 use linux::watch::watched;
 use machine_facts::{Files, System, meminfo_bytes};
 use nix::errno::Errno;
@@ -196,7 +196,7 @@ impl Kernel for Live<'_> {
             self.asking.with(pid, move || {
                 // A thread that waits for a CPU during the call keeps the block's pages locked: with a hundred clients on two CPUs
                 // for half a second.
-                take_largest_share();
+                let _share = LargestShare::take();
                 let begin = Instant::now();
                 Collapse { result: collapse(pid, &handle, addresses), took: begin.elapsed() }
             })
