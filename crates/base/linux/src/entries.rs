@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem;
+use std::time::Instant;
 
 /// Number of bytes for one read: fewer than any entry has, so that a read makes the kernel add at most one entry.
 const READ_AT_ONCE: usize = 256;
@@ -44,13 +45,14 @@ impl EntriesAhead {
     /// Reads up to the entry of the last mapping below `range`.
     ///
     /// # Errors
-    /// The kernel's; `EAGAIN` if the mappings change at each try.
-    pub fn of(pid: i32, range: AddressRange, mut below: Below) -> io::Result<Self> {
+    /// The kernel's; `EAGAIN` if the mappings change at each try; [`io::ErrorKind::TimedOut`] if reads follow each other beyond
+    /// `until`.
+    pub fn of(pid: i32, range: AddressRange, mut below: Below, until: Instant) -> io::Result<Self> {
         for _ in 0..TRIES {
             let file = open_of_process(format!("/proc/{pid}/smaps"))?;
             let mut entries = Self { file, pid, range, lines: Lines::default() };
             let Some(end) = below.end else { return Ok(entries) };
-            match watched(|| format!("reading /proc/{pid}/smaps"), || entries.skip_to(end, below.count))? {
+            match entries.skip_to(end, below.count, until)? {
                 Skipped::There => return Ok(entries),
                 Skipped::Passed(end) => below = Below { count: 0, end },
             }
@@ -60,13 +62,18 @@ impl EntriesAhead {
 
     /// Reads to the header of the first entry that ends at `end` or later, in large pieces as long as most of `count` entries
     /// are to come.
-    fn skip_to(&mut self, end: Address, count: usize) -> io::Result<Skipped> {
+    fn skip_to(&mut self, end: Address, count: usize, until: Instant) -> io::Result<Skipped> {
         let (mut seen, mut below, mut skipped) = (0, None, None);
         let mut piece = [0; READ_FAR_BELOW];
+        let pid = self.pid;
         while skipped.is_none() {
+            if Instant::now() >= until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             let is_far = seen + NEAR < count;
             let most = if is_far { READ_FAR_BELOW } else { READ_AT_ONCE };
-            let read = self.file.read(&mut piece[..most])?;
+            // Each read has its own limit: all together may take long if there are many mappings.
+            let read = watched(|| format!("reading /proc/{pid}/smaps"), || self.file.read(&mut piece[..most]))?;
             if read == 0 {
                 break;
             }
@@ -173,6 +180,11 @@ mod tests {
     use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
     use std::num::NonZeroUsize;
     use std::ptr::NonNull;
+    use std::time::Duration;
+
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
 
     /// Three adjacent mappings: the middle one alone is writable.
     struct Three {
@@ -226,7 +238,7 @@ mod tests {
         let pid = std::process::id() as i32;
         // If no mapping ends there, or if there are fewer, the range's own entry is reached at the first try.
         for (count, end) in [(0, below), (0, Address(below.0 + 1)), (1 << 20, below)] {
-            let ahead = EntriesAhead::of(pid, range, Below { count, end: Some(end) }).unwrap();
+            let ahead = EntriesAhead::of(pid, range, Below { count, end: Some(end) }, later()).unwrap();
             three.keep_from_children(1);
             let found = ahead.read().unwrap();
             assert_eq!(found.iter().map(|usage| usage.mapping.range).collect::<Vec<_>>(), [range]);
@@ -247,8 +259,8 @@ mod tests {
         let protect =
             |number| unsafe { mprotect(three.at(number), three.page, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) };
         protect(0).unwrap();
-        let mut entries = EntriesAhead::of(pid, range, Below::default()).unwrap();
-        assert!(matches!(entries.skip_to(three.range(1).end(), 0), Ok(Skipped::There)));
+        let mut entries = EntriesAhead::of(pid, range, Below::default(), later()).unwrap();
+        assert!(matches!(entries.skip_to(three.range(1).end(), 0, later()), Ok(Skipped::There)));
         let found = entries.read().unwrap();
         assert_eq!(found[0].mapping.range.start(), range.start());
     }
@@ -257,13 +269,21 @@ mod tests {
     fn all_entries_of_a_range_are_read() {
         let three = Three::map();
         let range = AddressRange::new(three.range(0).start(), three.range(2).end());
-        let ahead = EntriesAhead::of(std::process::id() as i32, range, Below::default()).unwrap();
+        let ahead = EntriesAhead::of(std::process::id() as i32, range, Below::default(), later()).unwrap();
         three.keep_from_children(2);
         let found = ahead.read().unwrap();
         let last = found.last().unwrap();
         assert!(last.mapping.range.covers(three.range(2)) && last.has_flag("dc"), "{found:?}");
         assert!(found.iter().any(|usage| usage.mapping.range == three.range(1) && !usage.has_flag("dc")));
         assert!(found.iter().all(|usage| usage.mapping.range.overlaps(range)));
+    }
+
+    #[test]
+    fn entries_below_are_read_within_the_time() {
+        let three = Three::map();
+        let below = Below { count: 0, end: Some(three.range(0).end()) };
+        let ahead = EntriesAhead::of(std::process::id() as i32, three.range(1), below, Instant::now());
+        assert_eq!(ahead.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[test]

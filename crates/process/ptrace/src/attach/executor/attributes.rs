@@ -70,6 +70,14 @@ fn has_planned_name(usage: &MappingUsage, part: AddressRange, planned: &[Mapping
     usage.mapping.inode != 0 || before.all(|before| before.name == usage.mapping.name)
 }
 
+/// `None` for entries that could not be read in the time.
+fn in_time<T>(read: io::Result<T>) -> Option<io::Result<T>> {
+    match read {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => None,
+        read => Some(read),
+    }
+}
+
 /// The mappings below a range: those of the plan, and the parts of its own mapping that were swapped before it.
 fn below(range: AddressRange, planned: &AddressSpace, moved: &RangeSet) -> Below {
     let first = planned.overlapping(range).first().map_or(range.start(), |mapping| mapping.range.start());
@@ -101,8 +109,8 @@ impl LiveExecutor {
         let known = self.known.attributes.iter().filter(|mapping| mapping.range.overlaps(range)).cloned().collect();
         let below = below(range, &self.planned, &self.known.moved);
         let (pid, begun) = (self.process.pid().as_raw(), Instant::now());
-        let read = || EntriesAhead::of(pid, range, below);
-        let entries = (self.known.used <= LONGEST).then(read);
+        let left = LONGEST.checked_sub(self.known.used);
+        let entries = left.and_then(|left| in_time(EntriesAhead::of(pid, range, below, begun + left)));
         self.known.used += begun.elapsed();
         Attributes { range, entries, planned, known }
     }
@@ -187,6 +195,12 @@ mod tests {
         assert_eq!(end(range(0x6000, 0x7000), &[range(0x4000, 0x5000), range(0x8000, 0x9000)]), Some(0x5000));
         assert_eq!(end(range(0x6000, 0x7000), &[range(0x4000, 0x9000)]), Some(0x6000), "swapped once more");
         assert_eq!(below(range(0x5000, 0x6000), &planned, &RangeSet::new()).count, 1);
+    }
+
+    #[test]
+    fn a_range_whose_entries_cannot_be_read_in_time_is_not_checked() {
+        assert!(in_time::<()>(Err(io::ErrorKind::TimedOut.into())).is_none());
+        assert!(in_time::<()>(Err(Errno::EAGAIN.into())).is_some_and(|read| read.is_err()));
     }
 
     #[test]
