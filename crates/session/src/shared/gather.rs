@@ -240,6 +240,7 @@ impl Found {
                 continue;
             }
             let (mut contents, file) = open(&key, &views, looking.huge, deadline, asking);
+            unfinished.end(key, is_cut(&contents).then_some(0));
             if let (Ok(contents), true) = (&mut contents, differ) {
                 contents.unseen.get_or_insert(Reason::TooManyMappings { most: MOST_VIEWS });
             }
@@ -473,6 +474,12 @@ fn open(
     (Err(refused), None)
 }
 
+/// True if a segment was counted in part only.
+fn is_cut(contents: &Result<Contents, Reason>) -> bool {
+    let unseen = contents.as_ref().map_or_else(Some, |contents| contents.unseen.as_ref());
+    matches!(unseen, Some(Reason::TooScattered))
+}
+
 /// True if this process may follow the links in `/proc/PID/map_files` (proc_pid_map_files(5)).
 fn may_follow_mappings() -> bool {
     let any = [CapabilitySet::CHECKPOINT_RESTORE, CapabilitySet::SYS_ADMIN];
@@ -483,6 +490,7 @@ fn may_follow_mappings() -> bool {
 mod tests {
     use super::*;
     use address_space::{Address, MappingName, Protection};
+    use linux::file_mapping::FileMapping;
 
     fn family(pids: &[i32], chosen: Chosen<'_>) -> Result<Family, SessionError> {
         let (huge, settings) = (PageSize::new(2 << 20).unwrap(), Arc::new(Settings { of_size: None }));
@@ -505,6 +513,24 @@ mod tests {
         // One that has ended is no reason to call the family incomplete, unless it was the only one.
         assert!(family(&[own, i32::MAX], Chosen::ByNumber).is_ok_and(|family| family.skipped.is_empty()));
         assert!(family(&[i32::MAX], Chosen::ByNumber).is_err());
+    }
+
+    #[test]
+    fn shared_memory_that_took_all_the_time_is_the_last_at_the_next_look() {
+        let (huge, settings) = (PageSize::new(2 << 20).unwrap(), Arc::new(Settings { of_size: None }));
+        let map = || {
+            let file = tempfile::tempfile_in("/dev/shm").unwrap();
+            file.set_len(2 << 20).unwrap();
+            FileMapping::readable(&file, 0, 2 << 20, huge).unwrap()
+        };
+        let _mapped = [map(), map()];
+        let looking = Looking { memory: InPlace::Shared, with_break: false, huge, counting: Duration::ZERO, settings };
+        let (mut unfinished, pids) = (Unfinished::default(), [std::process::id() as i32]);
+        let family = Family::of(&pids, Chosen::ByNumber, &looking, &mut unfinished, &mut Asking::default()).unwrap();
+        let keys: Vec<_> = family.segments.iter().map(|segment| segment.key).collect();
+        assert!(family.segments.iter().any(|segment| segment.contents == Err(Reason::TooScattered)));
+        let next = unfinished.order(keys.iter().map(|key| (*key, ())).collect());
+        assert_eq!(next.last(), Some(&(keys[0], ())));
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub(super) fn refusal(usage: &MappingUsage) -> Option<Reason> {
     }
 }
 
-/// The counts of private memory that had no time to reach the end, and the blocks with which the next look continues.
+/// The counts that had no time to reach the end, and the blocks with which the next look continues: 0 for shared memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Unfinished {
     /// The block with which the next count begins.
@@ -91,7 +91,8 @@ impl Unfinished {
         self.next.get(key).copied().unwrap_or(0)
     }
 
-    fn end(&mut self, key: SegmentKey, next: Option<u64>) {
+    /// Notes the block with which the next count of a segment begins; `None` if this one has reached the end.
+    pub fn end(&mut self, key: SegmentKey, next: Option<u64>) {
         match next {
             Some(next) => {
                 self.next.insert(key, next);
