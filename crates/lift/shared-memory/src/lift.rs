@@ -284,6 +284,11 @@ impl<K: Kernel> Lifter<'_, K> {
             rounds.add(round);
             let ends = ends.or(rounds.lack_pages().then_some(Reason::Fragmented));
             if let Some(reason) = ends {
+                // A lack of huge pages is no reason for blocks that were in use.
+                if reason == Reason::Fragmented {
+                    let left = rounds.leaves_blocks_in_use(self.in_use).unwrap_or(Left::NoProgress);
+                    self.leave_blocks_in_use(&mut waiting, left, lifted);
+                }
                 waiting.iter().for_each(|waits| self.leave(lifted, &reason, &[waits.work]));
                 return;
             }

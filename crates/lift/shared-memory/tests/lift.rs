@@ -410,6 +410,16 @@ fn fragmented_memory_is_given_up_early() {
 }
 
 #[test]
+fn blocks_in_use_are_no_lack_of_huge_pages() {
+    let mut kernel = full(12);
+    kernel.answers.extend((1..12).map(|block| (block, vec![Refusal::NoPage; 99])));
+    kernel.answers.insert(0, vec![Refusal::Busy; 99]);
+    let (blocks, mut refused, _) = lifted(1, 12, &BUDGET, &mut kernel);
+    refused.sort_by_key(|(_, blocks)| *blocks);
+    assert_eq!((blocks, refused), (0, vec![(Reason::Busy { tries: 3, seconds: None }, 1), (Reason::Fragmented, 11)]));
+}
+
+#[test]
 fn fragmented_memory_is_compacted() {
     let mut kernel = Simulated { compactions: 1, ..full(40) };
     kernel.answers.extend((10..40).map(|block| (block, vec![Refusal::NoPage; 99])));
