@@ -33,7 +33,7 @@ struct Watcher<'a> {
     has_reported_error: bool,
 }
 
-/// True after the first pass that collapses nothing behind passes that did.
+/// True after the first pass over the whole heap that collapses nothing behind passes that did.
 #[derive(Default)]
 struct Settling {
     /// Some memory was collapsed.
@@ -42,9 +42,9 @@ struct Settling {
 }
 
 impl Settling {
-    fn settles_after(&mut self, done: u64) -> bool {
+    fn settles_after(&mut self, done: u64, is_whole: bool) -> bool {
         self.has_begun |= done > 0;
-        let settles = self.has_begun && done == 0 && !self.is_over;
+        let settles = self.has_begun && done == 0 && is_whole && !self.is_over;
         self.is_over |= settles;
         settles
     }
@@ -52,15 +52,19 @@ impl Settling {
 
 /// The result of one pass.
 enum Pass {
-    /// Bytes that are newly on huge pages.
-    Done(u64),
+    Done {
+        /// Bytes that are newly on huge pages.
+        bytes: u64,
+        /// No part of the heap was left uncounted.
+        is_whole: bool,
+    },
     /// The kernel refuses, or the process has ended.
     Ends,
 }
 
 /// Collapses a process's memory onto pages of size `huge` again and again until it ends or the kernel refuses. `pid` is
 /// the number of the process behind `process`. The caller learns each kind of reason once, and by `once_settled` of the first
-/// pass that finds no more memory to collapse.
+/// pass that counts the whole heap and finds no more memory to collapse.
 pub fn collapse_while_it_runs(
     process: &ProcessHandle,
     pid: i32,
@@ -75,11 +79,11 @@ pub fn collapse_while_it_runs(
     let mut pause = FIRST_PAUSE;
     while !process.ends_within(pause) {
         let started = Instant::now();
-        let Pass::Done(done) = watcher.pass(tell) else { return };
-        if settling.settles_after(done) {
+        let Pass::Done { bytes, is_whole } = watcher.pass(tell) else { return };
+        if settling.settles_after(bytes, is_whole) {
             once_settled();
         }
-        let longer = if done > 0 { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+        let longer = if bytes > 0 { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
         pause = longer.max(started.elapsed() * PAUSE_TIMES_PASS);
     }
 }
@@ -90,7 +94,7 @@ impl Watcher<'_> {
         let resident = meminfo_bytes(&status, "RssAnon").unwrap_or(u64::MAX);
         // To suspend the setting would need a tracer, and the program may have another one.
         if is_thp_off(&status) || !self.is_due(resident) {
-            return Pass::Done(0);
+            return Pass::Done { bytes: 0, is_whole: true };
         }
         let options = InPlaceOptions { chosen: Chosen::ByHandle(self.pid, self.process), ..half_full() };
         let looked = self.lift.lift(&[self.pid], options);
@@ -115,18 +119,18 @@ impl Watcher<'_> {
                 if !std::mem::replace(&mut self.has_reported_error, true) {
                     tell(&format!("{}; it is tried again", error.in_full()));
                 }
-                return Pass::Done(0);
+                return Pass::Done { bytes: 0, is_whole: false };
             }
         };
         if let Some(why) = refusal(&report) {
             tell(&why);
             return Pass::Ends;
         }
-        let done = newly_huge(&report);
-        let is_settled = done == 0 && !report.segments.iter().flat_map(|segment| &segment.left_alone).any(is_brief);
+        let (bytes, is_whole) = (newly_huge(&report), !is_counted_in_part(&report));
+        let is_settled = bytes == 0 && !report.segments.iter().flat_map(|segment| &segment.left_alone).any(is_brief);
         self.settled = is_settled.then(|| (Instant::now(), resident));
         self.report(left_alone(&report), tell);
-        Pass::Done(done)
+        Pass::Done { bytes, is_whole }
     }
 
     /// Reports reasons of kinds that are new.
@@ -147,6 +151,12 @@ impl Watcher<'_> {
 /// next pass comes soon.
 fn is_brief(left: &LeftAlone) -> bool {
     matches!(left.cause, Some(Reason::Busy { .. } | Reason::TooScattered | Reason::Changed | Reason::Gone))
+}
+
+/// True if a part of the heap had no time to be counted.
+fn is_counted_in_part(report: &InPlaceReport) -> bool {
+    let is_part = |left: &LeftAlone| left.cause == Some(Reason::TooScattered);
+    report.segments.iter().flat_map(|segment| &segment.left_alone).any(is_part)
 }
 
 #[cfg(test)]
@@ -187,8 +197,16 @@ mod tests {
     fn collapsed_memory_is_reported_once() {
         let mut settling = Settling::default();
         let passes = [0, 0, 4 << 20, 2 << 20, 0, 0, 2 << 20, 0];
-        let settled = passes.map(|done| settling.settles_after(done));
+        let settled = passes.map(|done| settling.settles_after(done, true));
         assert_eq!(settled, [false, false, false, false, true, false, false, false]);
+    }
+
+    #[test]
+    fn a_heap_that_was_counted_in_part_is_not_collapsed() {
+        let mut settling = Settling::default();
+        let passes = [(4 << 20, false), (0, false), (2 << 20, false), (0, false), (0, true), (0, true)];
+        let settled = passes.map(|(done, is_whole)| settling.settles_after(done, is_whole));
+        assert_eq!(settled, [false, false, false, false, true, false]);
     }
 
     #[test]
@@ -198,7 +216,7 @@ mod tests {
         for _ in 0..2 {
             let error = SessionError::io("reading process 7", std::io::Error::from_raw_os_error(libc::EMFILE));
             let pass = watcher.take(Err(error), 0, &mut |why: &str| told.push(why.to_owned()));
-            assert!(matches!(pass, Pass::Done(0)) && watcher.is_due(0));
+            assert!(matches!(pass, Pass::Done { bytes: 0, is_whole: false }) && watcher.is_due(0));
         }
         assert!(told.len() == 1 && told[0].ends_with("; it is tried again"), "{told:?}");
     }
