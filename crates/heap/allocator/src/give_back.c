@@ -247,8 +247,12 @@ static bool begin_pass(void) {
     return mi_atomic_cas_strong_acq_rel(&free_memory.passing_thread, &nobody, _mi_thread_id());
 }
 
-/* An exchange, since `return_excess` has to see what another thread has freed before it found this pass. */
-static void end_pass(void) { mi_atomic_exchange_acq_rel(&free_memory.passing_thread, (uintptr_t)0); }
+/* The next `return_excess` has to see what another thread has freed before it found this pass. Without the fence, and that
+   of `page_was_freed`, AArch64 may read the count before the other thread sees the end. */
+static void end_pass(void) {
+    mi_atomic_exchange_acq_rel(&free_memory.passing_thread, (uintptr_t)0);
+    atomic_thread_fence(memory_order_seq_cst);
+}
 
 /* Returns so many bytes if there are as many, and keeps at least `kept_in_parts` bytes of parts of huge pages. Returns the
    number of bytes that were returned. */
@@ -298,6 +302,8 @@ static void page_was_freed(size_t bytes) {
     if (mi_arena_purge_delay() <= 0)
         return;
     mi_atomic_add_relaxed(&free_memory.dirty, bytes);
+    /* As in `end_pass`. Once for a page (mimalloc's), not for each block. */
+    atomic_thread_fence(memory_order_seq_cst);
     return_excess();
 }
 
