@@ -254,11 +254,11 @@ static void end_pass(void) {
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* Returns so many bytes if there are as many, and keeps at least `kept_in_parts` bytes of parts of huge pages. Returns the
-   number of bytes that were returned. */
-static size_t return_bytes(size_t wanted, size_t kept_in_parts) {
+/* Returns so many bytes if there are as many, and keeps at least `kept_in_parts` bytes of parts of huge pages. False if
+   another thread makes a pass; otherwise `returned` is the number of bytes that were returned. */
+static bool make_pass(size_t wanted, size_t kept_in_parts, size_t *returned) {
     if (!begin_pass())
-        return 0;
+        return false;
     pass_t pass = {.wanted = wanted, .group = group_slices()};
     size_t at_first = dirty_now();
     pass_over_all(&pass, pass.group);
@@ -277,19 +277,30 @@ static size_t return_bytes(size_t wanted, size_t kept_in_parts) {
     size_t rest = at_first > pass.returned ? at_first - pass.returned : 0;
     mi_atomic_store_relaxed(&free_memory.next_pass, (rest < dirty ? rest : dirty) + LEAST_KEPT / 4);
     end_pass();
-    return pass.returned;
+    *returned = pass.returned;
+    return true;
+}
+
+/* As `make_pass`. Returns the number of bytes that were returned. */
+static size_t return_bytes(size_t wanted, size_t kept_in_parts) {
+    size_t returned = 0;
+    make_pass(wanted, kept_in_parts, &returned);
+    return returned;
 }
 
 /* Returns memory until no more than the usual amount is free. Called after each free, and after each pass: threads that have
-   freed memory during a pass may never call again. */
+   freed memory during a pass may never call again. A pass that returns nothing does not end it, since another thread may have
+   freed memory meanwhile: `next_pass` does. */
 static void return_excess(void) {
-    for (int passes = 0; passes < MOST_PASSES; passes++) {
+    for (int passes = 0; passes < MOST_PASSES && mi_arena_purge_delay() > 0; passes++) {
         size_t dirty = dirty_now(), most = most_kept(KEPT_SHARE);
         if (dirty <= most || dirty < load(&free_memory.next_pass))
             return;
-        size_t returned = return_bytes(dirty - most * 3 / 4, most_kept(KEPT_SHARE_IN_PARTS));
-        if (returned == 0)
+        size_t returned = 0;
+        if (!make_pass(dirty - most * 3 / 4, most_kept(KEPT_SHARE_IN_PARTS), &returned))
             return;
+        if (returned == 0)
+            continue;
         mi_atomic_add_relaxed(&free_memory.returned, returned);
         mi_atomic_storei64_relaxed(&free_memory.returned_at, _mi_clock_now());
     }
@@ -396,7 +407,9 @@ void mimalloc_pass_by(void) { pass_by(_mi_theap_default()); }
 bool mimalloc_trim(size_t kept) {
     mi_theap_collect(_mi_theap_default(), true);
     size_t dirty = all_dirty();
-    return dirty > kept && return_bytes(dirty - kept, 0) > 0;
+    size_t returned = dirty > kept ? return_bytes(dirty - kept, 0) : 0;
+    return_excess();
+    return returned > 0;
 }
 
 /* Free slices of an arena whose addresses are unmapped: under a limit of address space large blocks can have them. They

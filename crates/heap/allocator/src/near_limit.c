@@ -108,6 +108,7 @@ void mimalloc_break_up(size_t most) {
             break_up_arena(&work);
     }
     end_pass();
+    return_excess();
 }
 
 /* Lets the kernel use huge pages again; false if another thread returns memory at present. */
@@ -124,6 +125,7 @@ bool mimalloc_use_huge_pages(void) {
     }
     broken_count = 0;
     end_pass();
+    return_excess();
     return true;
 }
 
@@ -131,4 +133,7 @@ bool mimalloc_use_huge_pages(void) {
 size_t mimalloc_arena_bytes(void) { return load(&free_memory.in_use) + dirty_now(); }
 
 /* Returns all free memory, parts of huge pages too. */
-void mimalloc_return_all(void) { return_bytes(SIZE_MAX / 2, 0); }
+void mimalloc_return_all(void) {
+    return_bytes(SIZE_MAX / 2, 0);
+    return_excess();
+}

@@ -121,9 +121,15 @@ static void *free_all(void *unused) {
     return unused;
 }
 
+/* The first pass returns nothing: another thread seems to search for memory until `next_pass` changes at the end of the pass. */
+static bool returns_nothing;
+enum { BEFORE_FIRST_PASS = 1 };
+
 /* Called when a pass claims slices: another thread frees its memory, and never calls again. */
 static int lock_of_the_test(pthread_mutex_t *mutex) {
     (void)mutex;
+    bool is_first = load(&free_memory.next_pass) == BEFORE_FIRST_PASS;
+    mi_atomic_store_relaxed(&searching_threads, (size_t)(returns_nothing && is_first));
     if (load(&free_memory.passing_thread) == _mi_thread_id() && !is_freed) {
         is_freed = true;
         in_thread(free_all);
@@ -131,19 +137,39 @@ static int lock_of_the_test(pthread_mutex_t *mutex) {
     return 0;
 }
 
-static void frees_during_a_pass_count(void) {
+/* Makes a pass, by `begin` or by frees of own blocks, as many as `count`. */
+static void free_during_a_pass(int count, void (*begin)(void)) {
     void *own[64];
     for (int i = 0; i < OTHERS; i++)
         of_others[i] = allocate(1900 * KIB);
     for (int i = 0; i < 64; i++)
         own[i] = allocate(1900 * KIB);
     mimalloc_lock = lock_of_the_test;
-    for (int i = 0; i < 64 && !is_freed; i++)
+    for (int i = 0; i < count && !is_freed; i++)
         mimalloc_free(own[i]);
+    if (begin != NULL)
+        begin();
     check(is_freed, "no pass was made");
     check(load(&free_memory.dirty) == all_dirty(), "counted wrongly");
     check(all_dirty() <= most_kept(KEPT_SHARE) + LEAST_KEPT / 2, "too much is kept");
 }
+
+static void frees_during_a_pass_count(void) { free_during_a_pass(64, NULL); }
+
+static void frees_during_a_vain_pass_count(void) {
+    returns_nothing = true;
+    mi_atomic_store_relaxed(&free_memory.next_pass, (size_t)BEFORE_FIRST_PASS);
+    free_during_a_pass(64, NULL);
+}
+
+static void trim(void) { mimalloc_trim(0); }
+
+/* Fewer blocks than cause a pass by amount. */
+static void frees_during_a_trim_count(void) { free_during_a_pass(4, trim); }
+
+static void break_up_some(void) { mimalloc_break_up(64); }
+
+static void frees_during_a_break_up_count(void) { free_during_a_pass(4, break_up_some); }
 
 int main(int count, char **words) {
     static const struct {
@@ -154,6 +180,9 @@ int main(int count, char **words) {
         {"churn_returns_memory", churn_returns_memory},
         {"new_threads_search_nothing", new_threads_search_nothing},
         {"frees_during_a_pass_count", frees_during_a_pass_count},
+        {"frees_during_a_vain_pass_count", frees_during_a_vain_pass_count},
+        {"frees_during_a_trim_count", frees_during_a_trim_count},
+        {"frees_during_a_break_up_count", frees_during_a_break_up_count},
     };
     set_up();
     for (size_t i = 0; count == 2 && i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -50,3 +50,18 @@ fn a_new_thread_searches_no_pages_before_an_interval_has_passed() {
 fn memory_that_is_freed_during_a_pass_is_returned_by_that_thread() {
     run("frees_during_a_pass_count");
 }
+
+#[test]
+fn memory_that_is_freed_during_a_pass_in_vain_is_returned() {
+    run("frees_during_a_vain_pass_count");
+}
+
+#[test]
+fn memory_that_is_freed_during_a_trim_is_returned() {
+    run("frees_during_a_trim_count");
+}
+
+#[test]
+fn memory_that_is_freed_while_huge_pages_are_broken_up_is_returned() {
+    run("frees_during_a_break_up_count");
+}
