@@ -344,11 +344,12 @@ impl Runs<'_, '_, '_> {
     }
 }
 
-/// The lift that a run reports; with `--only` one a line, of which the largest is kept.
+/// The lift that a run reports; with `--only` one a line, of which the largest is kept. The file is removed, also if it is too
+/// long: the next run would append to it.
 pub(crate) fn lift_in(report: &Path) -> Option<Lift> {
-    let bytes = LIFT_REPORT.read_rest(File::open(report).ok()?).ok()?;
+    let bytes = LIFT_REPORT.read_rest(File::open(report).ok()?);
     std::fs::remove_file(report).ok();
-    let text = String::from_utf8(bytes).ok()?;
+    let text = String::from_utf8(bytes.ok()?).ok()?;
     let of_lines = || text.lines().filter_map(|line| Lift::from_report(line).ok()).max_by_key(|lift| lift.covered);
     Lift::from_report(&text).ok().or_else(of_lines)
 }

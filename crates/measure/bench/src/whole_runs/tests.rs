@@ -170,6 +170,14 @@ fn later_runs_that_lift_nothing_are_recorded() {
 }
 
 #[test]
+fn a_report_that_is_too_long_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    File::create(&report).unwrap().set_len(LIFT_REPORT.bytes() + 1).unwrap();
+    assert!(lift_in(&report).is_none() && !report.exists());
+}
+
+#[test]
 fn an_interruption_ends_the_descendants_of_a_run() {
     let header = Header::new(Design::Runs, "sh".to_owned(), vec!["arm".to_owned()], "runs".to_owned(), Per::Second, 1);
     let interrupted = AtomicBool::new(false);
