@@ -59,8 +59,8 @@ pub struct Observed<'a> {
 
 /// Runs blocks of whole runs until an end is reached. A run that fails ends the experiment: the measurements are kept.
 /// The first run of each kind that lasts long enough is observed. If all ranges of a lift failed, the run is made again. Lifts are
-/// checked in all runs of [`LONG`] or longer. Below [`SHORT`] the runs that are not measured are checked, otherwise only observed
-/// ones.
+/// checked in all runs if runs take about [`LONG`] or longer. Below [`SHORT`] the runs that are not measured are checked,
+/// otherwise only observed ones.
 /// A run that takes longer than the whole experiment is ended and counts as failed: the command may be a server.
 ///
 /// # Errors
@@ -84,10 +84,19 @@ pub fn run(
 struct Pace {
     /// A shorter run is made twice if the run before was of another kind.
     short: Duration,
-    /// Each lifted run is checked if runs take as long as this.
+    /// Each lifted run is checked after a run has taken as long as this, until a run takes less than half this time.
     long: Duration,
     /// The time for which the experiment can outlast its limit.
     overtime: Duration,
+}
+
+impl Pace {
+    /// True if lifted runs are checked after a run of so many seconds. Times near the bound change it only once. After a slow
+    /// first run it ends: the report would take a visible part of short runs.
+    fn is_long(self, was_long: bool, seconds: f64) -> bool {
+        let long = self.long.as_secs_f64();
+        seconds >= if was_long { long / 2.0 } else { long }
+    }
 }
 
 fn run_with(
@@ -119,6 +128,7 @@ fn run_with(
         last: None,
         failure: None,
         unlifted: None,
+        is_long: false,
         given_up: BTreeSet::new(),
         is_checked: false,
     };
@@ -151,6 +161,8 @@ struct Runs<'c, 'f, 'l> {
     failure: Option<String>,
     /// Why a lifted run since the last block lifted nothing, in its last try, too.
     unlifted: Option<String>,
+    /// Runs are so long that each lifted one is checked.
+    is_long: bool,
     /// Arms whose last lift failed in each try. The next one has no more tries, until one succeeds.
     given_up: BTreeSet<usize>,
     /// The report of a lift was read since the last block.
@@ -191,6 +203,7 @@ impl Runs<'_, '_, '_> {
                 Ok(run) => {
                     (*window, *counters) = (run.window, Some(run.counters));
                     self.last = Some((arm, run.window.wall));
+                    self.is_long = self.pace.is_long(self.is_long, run.window.wall);
                 }
                 Err(ended) => return Ok(Err(ended)),
             }
@@ -320,11 +333,10 @@ impl Runs<'_, '_, '_> {
         }
     }
 
-    /// A run. A lifted one writes a report if it is observed, or if the last run was long. With `--only` each process writes one,
+    /// A run. A lifted one writes a report if it is observed, or if runs are long. With `--only` each process writes one,
     /// and many are short.
     fn run_of(&mut self, arm: Option<usize>, is_observed: bool) -> Result<(Run, Option<Lift>), Ended> {
-        let is_long =
-            self.observed.only.is_empty() && self.last.is_some_and(|(_, time)| time >= self.pace.long.as_secs_f64());
+        let is_long = self.observed.only.is_empty() && self.is_long;
         let report = arm.map(|_| self.report.clone()).filter(|_| is_observed || is_long);
         let looker = is_observed.then(|| Looker::new(self.observed.only));
         let run = self.one_run(arm, report.as_deref(), looker)?;

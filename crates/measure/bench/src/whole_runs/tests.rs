@@ -170,6 +170,13 @@ fn later_runs_that_lift_nothing_are_recorded() {
 }
 
 #[test]
+fn times_near_the_bound_do_not_change_whether_runs_are_long() {
+    let pace = Pace { short: SHORT, long: LONG, overtime: OVERTIME };
+    assert!(!pace.is_long(false, 0.99) && pace.is_long(false, 1.0) && pace.is_long(true, 0.99));
+    assert!(!pace.is_long(true, 0.4), "one slow run is followed by short ones");
+}
+
+#[test]
 fn a_report_that_is_too_long_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
