@@ -128,6 +128,7 @@ fn run_with(
         last: None,
         failure: None,
         unlifted: None,
+        unlifted_warm_up: None,
         is_long: false,
         given_up: BTreeSet::new(),
         is_checked: false,
@@ -161,6 +162,8 @@ struct Runs<'c, 'f, 'l> {
     failure: Option<String>,
     /// Why a lifted run since the last block lifted nothing, in its last try, too.
     unlifted: Option<String>,
+    /// That of the run before the next measured one, which does not count itself.
+    unlifted_warm_up: Option<String>,
     /// Runs are so long that each lifted one is checked.
     is_long: bool,
     /// Arms whose last lift failed in each try. The next one has no more tries, until one succeeds.
@@ -273,11 +276,13 @@ impl Runs<'_, '_, '_> {
     /// A run that does not count. The report of its lift costs no measured time.
     fn unmeasured_run(&mut self, arm: Option<usize>) -> Result<(), Ended> {
         let report = arm.map(|_| self.report.clone());
-        let mut pauses = pauses();
+        let mut tries = Tries::new(pauses());
         loop {
             self.one_run(arm, report.as_deref(), None)?;
             let lift = report.as_deref().and_then(lift_in);
-            if !self.is_tried_again(arm, lift.as_ref(), &mut pauses)? {
+            if !self.is_tried_again(arm, lift.as_ref(), &mut tries)? {
+                self.failure = self.failure.take().or(tries.failure);
+                self.unlifted_warm_up = tries.given_up;
                 return Ok(());
             }
         }
@@ -288,7 +293,7 @@ impl Runs<'_, '_, '_> {
         &mut self,
         arm: Option<usize>,
         lift: Option<&Lift>,
-        pauses: &mut impl Iterator<Item = Duration>,
+        tries: &mut Tries<impl Iterator<Item = Duration>>,
     ) -> Result<bool, Ended> {
         let Some((arm, lift)) = arm.zip(lift) else { return Ok(false) };
         self.is_checked = true;
@@ -296,20 +301,25 @@ impl Runs<'_, '_, '_> {
             self.given_up.remove(&arm);
             return Ok(false);
         };
-        let Some(pause) = pauses.next().filter(|_| !self.given_up.contains(&arm)) else {
+        let Some(pause) = tries.pauses.next().filter(|_| !self.given_up.contains(&arm)) else {
             self.given_up.insert(arm);
-            self.failure = None;
-            self.unlifted.get_or_insert(why);
+            (tries.failure, tries.given_up) = (None, Some(why));
             return Ok(false);
         };
-        self.failure.get_or_insert(why);
+        tries.failure.get_or_insert(why);
         if self.conduct.wait(pause) { Ok(true) } else { Err(Ended::Interrupted) }
+    }
+
+    /// Stores the reason why a measured run lifted nothing, or the reason of the warm-up if the run's own lift was not observed.
+    fn keep_unlifted(&mut self, is_observed: bool, own: Option<String>) {
+        let warm_up = self.unlifted_warm_up.take();
+        self.unlifted = self.unlifted.take().or(if is_observed { own } else { warm_up });
     }
 
     /// A run that counts. A run whose lift failed in all ranges is repeated.
     fn measured_run(&mut self, arm: Option<usize>) -> std::io::Result<Result<Run, Ended>> {
         let looks = self.looks.iter().filter(|looked_at| **looked_at == arm).count();
-        let mut pauses = pauses();
+        let mut tries = Tries::new(pauses());
         loop {
             // For this thread's children: the run, from its exec on.
             let mut meter = self.tally.meter(Target::Children);
@@ -319,9 +329,11 @@ impl Runs<'_, '_, '_> {
                 Err(ended) => return Ok(Err(ended)),
             };
             let counted = meter.read();
-            match self.is_tried_again(arm, lift.as_ref(), &mut pauses) {
+            match self.is_tried_again(arm, lift.as_ref(), &mut tries) {
                 Ok(true) => {}
                 Ok(false) => {
+                    self.failure = self.failure.take().or(tries.failure);
+                    self.keep_unlifted(lift.is_some(), tries.given_up);
                     self.tally.add(arm, &before, &counted);
                     if looks < LOOKS {
                         self.observe(arm, looks + 1 == LOOKS, &run, lift)?;
@@ -353,6 +365,22 @@ impl Runs<'_, '_, '_> {
             self.recorder.add(Event::Observed(Box::new(seen)))?;
         }
         Ok(())
+    }
+}
+
+/// The tries of one run.
+struct Tries<P> {
+    /// The pauses before further ones.
+    pauses: P,
+    /// Why the first one lifted nothing, if they were not given up.
+    failure: Option<String>,
+    /// Why the last one lifted nothing, after which there is no other.
+    given_up: Option<String>,
+}
+
+impl<P> Tries<P> {
+    fn new(pauses: P) -> Self {
+        Self { pauses, failure: None, given_up: None }
     }
 }
 

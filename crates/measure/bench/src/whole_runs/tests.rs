@@ -169,6 +169,42 @@ fn later_runs_that_lift_nothing_are_recorded() {
     }
 }
 
+/// The first block of the arm in an experiment of short runs: the first lifted run after a plain one is a warm-up. `fails`: by its number since the last plain
+/// run, the lift of such a run finds no pages; [`usize::MAX`] before the first plain run.
+fn block_with_warm_ups(fails: &dyn Fn(usize) -> bool) -> TimedBlock {
+    let arms = vec!["arm".to_owned()];
+    let header = Header::new(Design::Runs, "true".to_owned(), arms, "runs".to_owned(), Per::Second, 1);
+    let interrupted = AtomicBool::new(false);
+    let limits = Limits { time: Duration::from_secs(100), resolution: None, interrupted: &interrupted };
+    let mut since_plain = None;
+    let mut command = |arm: Option<usize>, report: Option<&Path>| {
+        let number = since_plain.unwrap_or(usize::MAX);
+        if let Some(report) = report {
+            std::fs::write(report, if fails(number) { FAILED } else { LIFTED }).unwrap();
+        }
+        since_plain = if arm.is_none() { Some(0) } else { since_plain.map(|number| number + 1) };
+        Command::new("true")
+    };
+    let mut tell = |progress: &Progress<'_>| interrupted.store(progress.blocks >= 4, Ordering::Relaxed);
+    let pace = Pace { short: Duration::MAX, long: Duration::MAX, overtime: Duration::from_secs(100) };
+    let record = run_with(pace, &mut command, Observed::default(), header, limits, None, &mut tell).unwrap();
+    record.timed_blocks().find(|block| block.measured.block.treatment.arm().is_some()).unwrap().clone()
+}
+
+#[test]
+fn a_warm_up_that_lifts_nothing_does_not_count_if_the_measured_run_lifts() {
+    let tries = pauses().count() + 1;
+    let block = block_with_warm_ups(&|number| number < tries);
+    assert!(block.unlifted.is_none() && block.retried.is_none(), "{block:?}");
+}
+
+#[test]
+fn a_retry_is_recorded_although_a_later_run_gives_up() {
+    // The warm-up is made twice, and the measured run of the same block gives up.
+    let block = block_with_warm_ups(&|number| number != 1 && number != usize::MAX);
+    assert_eq!((block.retried.as_deref(), block.unlifted.as_deref()), (Some(REASON), Some(REASON)));
+}
+
 #[test]
 fn times_near_the_bound_do_not_change_whether_runs_are_long() {
     let pace = Pace { short: SHORT, long: LONG, overtime: OVERTIME };
