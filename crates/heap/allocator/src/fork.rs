@@ -256,10 +256,8 @@ fn forget_departures() {
     // SAFETY:
     // - the lock is this thread's: taken before the fork or here.
     unsafe {
-        if is_own_turn() {
-            if OF_TURN.holds_shared.load(SeqCst) {
-                SHARED.while_locked(Large::forget_other_threads);
-            }
+        if is_own_turn() && OF_TURN.holds_shared.load(SeqCst) {
+            SHARED.while_locked(Large::forget_other_threads);
         } else if SHARED.lock.try_lock() {
             SHARED.while_locked(Large::forget_other_threads);
             SHARED.lock.unlock();

@@ -400,9 +400,7 @@ impl Large {
         }
         // Memory that left the pool at a fork may consist of several mappings.
         let is_unmapped = block.from_pool || !self.kept.make_room();
-        if !is_unmapped && block.bytes > KEPT_WITH_MEMORY {
-            return Freed::Leaving(self.begin_departure(block));
-        }
+        // With the lock, for which a fork waits: the child must not list what it lacks (MADV_DONTFORK), or cannot write to.
         // SAFETY:
         // - a separate mapping, which nobody uses, by the caller's promise.
         if is_unmapped || block.bytes >= ALWAYS_NEW && !unsafe { make_as_new(block.start, block.bytes) } {
@@ -410,6 +408,9 @@ impl Large {
             // - nobody uses the block, by the caller's promise, and it is removed from the list.
             unsafe { mapped::give_back(block.start, block.bytes) };
             return Freed::Done;
+        }
+        if block.bytes > KEPT_WITH_MEMORY {
+            return Freed::Leaving(self.begin_departure(block));
         }
         let at = self.keep(Block { state: State::Kept { since: milliseconds(), memory: Memory::Used }, ..block });
         self.was_kept(at);

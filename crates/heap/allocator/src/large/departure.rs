@@ -5,7 +5,7 @@
 use super::{Block, Large, Memory, Shared, State};
 use crate::cleaning::{Density, give_back_at_once};
 use crate::locks::this_thread;
-use crate::sys::{make_as_new, milliseconds};
+use crate::sys::milliseconds;
 
 impl Shared {
     /// Gives back the memory of a block.
@@ -15,14 +15,9 @@ impl Shared {
     pub(super) unsafe fn give_back(&self, block: Block) {
         // SAFETY:
         // - a separate mapping, which nobody else uses: it is leaving with this thread.
-        let density = unsafe {
-            make_as_new(block.start, block.bytes).then(|| give_back_at_once(block.start, block.bytes, block.density))
-        };
-        let end = |large: &mut Large| match density {
-            Some(given_back) => {
-                large.end_departure(block, given_back.is_some(), given_back.unwrap_or(block.density));
-            }
-            None => large.unmap_leaving(block),
+        let given_back = unsafe { give_back_at_once(block.start, block.bytes, block.density) };
+        let end = |large: &mut Large| {
+            large.end_departure(block, given_back.is_some(), given_back.unwrap_or(block.density));
         };
         // SAFETY:
         // - `end` only acts on its argument.
@@ -67,19 +62,14 @@ impl Large {
         self.kept.as_slice().iter().position(|kept| kept.start == block.start && kept.is_leaving())
     }
 
-    /// Ends the departures of other threads, in the child of a fork, which has one thread. These blocks count as holding
-    /// memory, since the returned part is not known.
+    /// Unmaps what other threads were giving back, in the child of a fork, which has one thread. The child would keep it for
+    /// long: the parent has returned its own memory.
     pub fn forget_other_threads(&mut self) {
         let own = this_thread();
-        for at in 0..self.kept.as_slice().len() {
-            let block = &mut self.kept.as_mut_slice()[at];
-            if let State::Kept { since, memory: Memory::Leaving(thread) } = block.state
-                && thread != own
-            {
-                block.state = State::Kept { since, memory: Memory::Used };
-                let bytes = block.bytes;
-                self.holds_memory(bytes);
-            }
+        let is_others =
+            |block: &Block| matches!(block.state, State::Kept { memory: Memory::Leaving(thread), .. } if thread != own);
+        while let Some(at) = self.kept.as_slice().iter().position(is_others) {
+            self.unmap_kept(at);
         }
     }
 }
