@@ -249,16 +249,14 @@ mod tests {
         }
     }
 
-    /// A part of a mapping that was put back joins what was put back before it.
+    /// The kernel joins parts of a mapping that `detach` has restored.
     #[test]
     fn mappings_below_that_were_joined_are_read_before() {
         let three = Three::map();
         let (range, pid) = (three.range(2), std::process::id() as i32);
         // SAFETY:
         // - the page belongs to this mapping, to which no reference exists.
-        let protect =
-            |number| unsafe { mprotect(three.at(number), three.page, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) };
-        protect(0).unwrap();
+        unsafe { mprotect(three.at(0), three.page, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) }.unwrap();
         let mut entries = EntriesAhead::of(pid, range, Below::default(), later()).unwrap();
         assert!(matches!(entries.skip_to(three.range(1).end(), 0, later()), Ok(Skipped::There)));
         let found = entries.read().unwrap();

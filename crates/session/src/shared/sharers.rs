@@ -1,7 +1,7 @@
 //! All processes of the machine that have mapped a segment, and their page tables.
 
-use super::tables::of_process;
 use address_space::{FileNumbers, Mapping};
+use machine_facts::meminfo_bytes;
 use process_view::{ProcessFiles, each_process};
 use shared_memory::{SegmentKey, SegmentKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,9 +78,14 @@ impl Segments {
     }
 }
 
+/// Bytes in the page tables of a process (`VmPTE`). An ended one has none.
+pub(super) fn page_tables_of(pid: i32) -> Option<u64> {
+    meminfo_bytes(&ProcessFiles::of(pid).text("status").ok()?, "VmPTE")
+}
+
 /// Bytes in the page tables of the processes (`VmPTE`), and the number of processes that have any. Ended ones have none.
 pub(super) fn page_tables(pids: &BTreeSet<i32>) -> (u64, usize) {
-    pids.iter().filter_map(|pid| of_process(*pid)).fold((0, 0), |(sum, count), bytes| (sum + bytes, count + 1))
+    pids.iter().filter_map(|pid| page_tables_of(*pid)).fold((0, 0), |(sum, count), bytes| (sum + bytes, count + 1))
 }
 
 #[cfg(test)]

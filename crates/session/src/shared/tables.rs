@@ -3,11 +3,10 @@
 //! The kernel frees the page table of a block that it collapses in each process that has mapped the whole block, at addresses
 //! that agree with the offsets. The huge page then needs an entry of the table above only.
 
-use super::sharers::Segments;
+use super::sharers::{Segments, page_tables_of};
 use address_space::{AddressRange, PageSize};
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
-use machine_facts::meminfo_bytes;
 use process_view::{ProcessFiles, each_of};
 use shared_memory::{Plan, Segment, SegmentKey};
 use std::collections::BTreeSet;
@@ -45,7 +44,8 @@ pub(super) fn predicted(segments: &[Segment], plan: &Plan, pids: &BTreeSet<i32>,
     let planned = Arc::new(planned);
     let mut sum = Some(Tables::default());
     // The tables of a program under load grow all the time: a sum from before the count of hundreds of processes would be too small.
-    let look = move |process: &ProcessFiles| planned.tables_of(process).map(|freed| (freed, of_process(process.pid())));
+    let look =
+        move |process: &ProcessFiles| planned.tables_of(process).map(|freed| (freed, page_tables_of(process.pid())));
     each_of(pids.iter().copied(), look, |_, looked| {
         sum = sum.zip(looked.ok().flatten()).map(|(sum, (freed, all))| {
             let all = all.unwrap_or(0);
@@ -54,11 +54,6 @@ pub(super) fn predicted(segments: &[Segment], plan: &Plan, pids: &BTreeSet<i32>,
         });
     });
     sum
-}
-
-/// Bytes in the page tables of a process (`VmPTE`). An ended one has none.
-pub(super) fn of_process(pid: i32) -> Option<u64> {
-    meminfo_bytes(&ProcessFiles::of(pid).text("status").ok()?, "VmPTE")
 }
 
 /// Joins adjacent blocks.

@@ -78,7 +78,7 @@ fn in_time<T>(read: io::Result<T>) -> Option<io::Result<T>> {
     }
 }
 
-/// The mappings below a range: those of the plan, and the parts of its own mapping that were swapped before it.
+/// The planned mappings below a range, and the swapped parts below it.
 fn below(range: AddressRange, planned: &AddressSpace, moved: &RangeSet) -> Below {
     let first = planned.overlapping(range).first().map_or(range.start(), |mapping| mapping.range.start());
     let mappings = planned.mappings();
