@@ -328,7 +328,7 @@ impl<K: Kernel> Lifter<'_, K> {
 
     /// The reason for a block that was in use.
     fn busy(&self, waits: &Waiting, left: Left) -> Reason {
-        let seconds = (left == Left::TimeIsUp).then(|| self.budget.in_use.as_secs());
+        let seconds = (left == Left::TimeIsUp).then_some(self.budget.in_use.as_secs());
         Reason::Busy { tries: waits.in_use, seconds }
     }
 
