@@ -536,7 +536,7 @@ fn from_inside() -> Vec<Test> {
                 ("heap=3M only=seq", "PAGELIFT: `heap=3M`: needed auto, off, thp, or a size"),
                 ("heap=thp heap-reserve=x only=seq", "PAGELIFT: `heap-reserve=x`: needed a size"),
                 ("haep=2M only=seq", "PAGELIFT: `haep=2M`: not known; the words are pages"),
-                ("heap=64 only=seq", "this machine has no huge pages of 64 B; the program keeps its own heap"),
+                ("heap=8K only=seq", "this machine has no huge pages of 8"),
                 ("heap-reserve=2M only=seq", "fix: add heap=2M"),
             ] {
                 let said = said_with(t, words, "exec seq 1")?;
