@@ -57,7 +57,7 @@ fn blocks(blocks: core::ops::Range<u64>, huge: &[u64]) -> View {
     view(blocks.start * PER_BLOCK..blocks.end * PER_BLOCK, huge)
 }
 
-/// One page with data in each of these blocks.
+/// Blocks that hold one page of data each.
 fn touched(blocks: core::ops::Range<u64>, time: usize) -> Simulated {
     Simulated { pages: blocks.map(|block| block * HUGE).collect(), time, ..Simulated::default() }
 }
