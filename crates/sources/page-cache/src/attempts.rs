@@ -43,6 +43,15 @@ pub(crate) enum Lasting {
     ToBoot,
     /// While any of these processes runs: number and start time, in clock ticks since boot (proc_pid_stat(5)).
     WhileAlive(Vec<(i32, u64)>),
+    /// While any of these processes runs, and for this number of seconds from this time on at most.
+    PauseWhileAlive {
+        /// As of [`Lasting::WhileAlive`].
+        processes: Vec<(i32, u64)>,
+        /// In seconds since 1970.
+        since: u64,
+        /// Its length.
+        seconds: u64,
+    },
     /// For [`REPEAT_AFTER`] from this time, in seconds since 1970.
     AWhile(u64),
     /// For this number of seconds from this time on.
@@ -57,7 +66,16 @@ pub(crate) enum Lasting {
 impl Lasting {
     /// As long as one of `processes` runs.
     pub fn while_alive(processes: &[i32]) -> Self {
-        Self::WhileAlive(processes.iter().filter_map(|&pid| Some((pid, ProcessFiles::of(pid).start_time()?))).collect())
+        Self::WhileAlive(with_start_times(processes))
+    }
+
+    /// As long as one of `processes` runs, but no longer than a pause: they may have mapped the file for a moment only.
+    pub fn pause_while_alive(processes: &[i32], before: Option<&Self>) -> Self {
+        Self::PauseWhileAlive {
+            processes: with_start_times(processes),
+            since: now(),
+            seconds: Self::length_of_pause(before),
+        }
     }
 
     /// From now on.
@@ -65,25 +83,47 @@ impl Lasting {
         Self::AWhile(now())
     }
 
-    /// A pause after a temporary failure: twice as long as the last one if the attempt before ended so too.
+    /// A pause after a temporary failure.
     pub fn pause_after(before: Option<&Self>) -> Self {
-        let seconds = match before {
-            Some(Self::Pause { seconds, .. }) => seconds.saturating_mul(2).min(REPEAT_AFTER.as_secs()),
+        Self::Pause { since: now(), seconds: Self::length_of_pause(before) }
+    }
+
+    /// Twice as long as the last pause if the attempt before ended so too, in seconds.
+    fn length_of_pause(before: Option<&Self>) -> u64 {
+        match before {
+            Some(Self::Pause { seconds, .. } | Self::PauseWhileAlive { seconds, .. }) => {
+                seconds.saturating_mul(2).min(REPEAT_AFTER.as_secs())
+            }
             _ => FIRST_PAUSE.as_secs(),
-        };
-        Self::Pause { since: now(), seconds }
+        }
     }
 
     fn is_over(&self) -> bool {
         match self {
             Self::ToBoot => false,
-            Self::WhileAlive(processes) => {
-                !processes.iter().any(|&(pid, start)| ProcessFiles::of(pid).start_time() == Some(start))
+            Self::WhileAlive(processes) => !is_any_alive(processes),
+            Self::PauseWhileAlive { processes, since, seconds } => {
+                is_paused_long_enough(*since, *seconds) || !is_any_alive(processes)
             }
             Self::AWhile(since) => now().abs_diff(*since) > REPEAT_AFTER.as_secs(),
-            Self::Pause { since, seconds } => now().abs_diff(*since) >= *seconds,
+            Self::Pause { since, seconds } => is_paused_long_enough(*since, *seconds),
         }
     }
+}
+
+/// Those that run, with their start times.
+fn with_start_times(processes: &[i32]) -> Vec<(i32, u64)> {
+    processes.iter().filter_map(|&pid| Some((pid, ProcessFiles::of(pid).start_time()?))).collect()
+}
+
+/// True if another process of these runs. This one has the file mapped no longer when it asks.
+fn is_any_alive(processes: &[(i32, u64)]) -> bool {
+    let own = std::process::id() as i32;
+    processes.iter().any(|&(pid, start)| pid != own && ProcessFiles::of(pid).start_time() == Some(start))
+}
+
+fn is_paused_long_enough(since: u64, seconds: u64) -> bool {
+    now().abs_diff(since) >= seconds
 }
 
 /// The failed attempt.
@@ -327,6 +367,26 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 0);
         let other = FileIdentity { changed: (6, 8), ..IDENTITY };
         assert_eq!(attempts.record(&other, Duration::ZERO).unwrap().unwrap().attempt(), None);
+    }
+
+    #[test]
+    fn a_process_that_may_only_have_looked_forbids_attempts_for_a_pause() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (other, own) = (child.id() as i32, std::process::id() as i32);
+        let lasting = |pids: &[i32]| Lasting::pause_while_alive(pids, None);
+        assert!(!lasting(&[own, other]).is_over() && lasting(&[own]).is_over());
+        let old = |seconds: u64| match lasting(&[other]) {
+            Lasting::PauseWhileAlive { processes, since, .. } => {
+                Lasting::PauseWhileAlive { processes, since: since - 10, seconds }
+            }
+            other => panic!("{other:?}"),
+        };
+        assert!(old(9).is_over() && !old(60).is_over());
+        let after = Lasting::pause_while_alive(&[other], Some(&old(60)));
+        assert!(matches!(after, Lasting::PauseWhileAlive { seconds: 120, .. }), "{after:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(old(60).is_over());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use process_view::ProcessFiles;
 use shared_memory::most_holes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -70,6 +70,9 @@ pub(crate) trait PageCache {
 pub(crate) struct Holders {
     /// The processes, with their names, by block.
     pub by_block: BTreeMap<u64, Vec<(i32, String)>>,
+    /// Those that map the file as memory shared with it. A program's code is mapped privately; a look at the state of the
+    /// file, as other processes of Pagelift take, is a shared mapping for a moment.
+    pub sharers: BTreeSet<i32>,
     /// Number of processes that this user cannot inspect, or that do not answer.
     pub unseen: u64,
 }
@@ -196,9 +199,11 @@ impl PageCache for KernelCache<'_> {
     fn holders(&self, blocks: &Range<u64>) -> Result<Holders, Error> {
         let mapped = MappedFiles::read()?;
         let name = |pid| (pid, ProcessFiles::of(pid).name().unwrap_or_else(|_| "ended".to_owned()));
-        let found = mapped.users_of(self.file, self.huge)?.holders_by_block(blocks, self.huge);
+        let users = mapped.users_of(self.file, self.huge)?;
+        let sharers = users.sharers();
+        let found = users.holders_by_block(blocks, self.huge);
         let by_block = found.into_iter().map(|(block, pids)| (block, pids.into_iter().map(name).collect())).collect();
-        Ok(Holders { by_block, unseen: mapped.not_permitted + mapped.unanswered.len() as u64 })
+        Ok(Holders { by_block, sharers, unseen: mapped.not_permitted + mapped.unanswered.len() as u64 })
     }
 
     fn has_free_huge_pages(&self) -> bool {

@@ -17,6 +17,10 @@ use std::time::Duration;
 /// The pauses after attempts to collapse blocks with pages in use.
 const PAUSES: [Duration; 4] =
     [Duration::from_millis(1), Duration::from_millis(4), Duration::from_millis(16), Duration::ZERO];
+/// The pauses before blocks are tried again that others may have mapped for a moment only: as long as a process waits for a
+/// CPU within that moment on a busy machine.
+const PAUSES_FOR_LOOKS: [Duration; 4] =
+    [Duration::from_millis(1), Duration::from_millis(4), Duration::from_millis(16), Duration::from_millis(64)];
 /// Number of times that a block is evicted and read again.
 const PASSES: usize = 3;
 /// Number of blocks that are evicted in part before the rest is left alone, if this user cannot see who maps them.
@@ -179,20 +183,42 @@ impl<'a, C: PageCache> Making<'a, C> {
         if self.budget.users == Users::BeforeEviction {
             self.find_holders()?;
         }
-        let (mut limit, most) = (None, (self.budget.bytes)());
-        // Pages that the kernel uses temporarily are not evicted the first time, and reclaim may drop a block
-        // before it is held.
-        for _ in 0..PASSES {
-            limit = self.create(most)?;
-            if limit.is_some() || self.to_create().is_empty() {
+        let most = (self.budget.bytes)();
+        let mut limit = self.create_in_passes(most)?;
+        for pause in PAUSES_FOR_LOOKS {
+            if limit.is_some() || !self.may_pass() {
                 break;
             }
+            self.cache.pause(pause);
+            self.holders = None;
+            self.find_holders()?;
+            limit = self.create_in_passes(most)?;
         }
         match limit {
             _ if self.wanted().is_empty() => Ok(None),
             Some(limit) => Ok(Some(self.out_of_budget(limit))),
             None => self.explain().map(Some),
         }
+    }
+
+    /// Returns the limit that ended it.
+    fn create_in_passes(&mut self, most: u64) -> Result<Option<Limit>, Error> {
+        // Pages that the kernel uses temporarily are not evicted the first time, and reclaim may drop a block
+        // before it is held.
+        for _ in 0..PASSES {
+            let limit = self.create(most)?;
+            if limit.is_some() || self.to_create().is_empty() {
+                return Ok(limit);
+            }
+        }
+        Ok(None)
+    }
+
+    /// True if a wanted block is held by others that may have it mapped for a moment only.
+    pub fn may_pass(&self) -> bool {
+        let Some(Holders { by_block, sharers, .. }) = &self.holders else { return false };
+        let passes = |pids: &Vec<(i32, String)>| pids.iter().all(|(pid, _)| sharers.contains(pid));
+        self.wanted().iter().any(|block| by_block.get(block).is_some_and(passes))
     }
 
     /// Collapses in place if the kernel can. Blocks with pages that are in use are tried again.
@@ -381,7 +407,7 @@ impl<'a, C: PageCache> Making<'a, C> {
             return Ok(self.out_of_budget(limit));
         }
         let (small, path) = (self.wanted(), self.path.to_owned());
-        let Holders { by_block, unseen } = self.find_holders()?.clone();
+        let Holders { by_block, unseen, .. } = self.find_holders()?.clone();
         let held: Vec<&Vec<(i32, String)>> = small.iter().filter_map(|block| by_block.get(block)).collect();
         if !held.is_empty() {
             let blocks = held.len() as u64;
@@ -405,6 +431,13 @@ impl<'a, C: PageCache> Making<'a, C> {
         }
         if unseen > 0 {
             return Ok(Refusal::Mapped { processes: Vec::new(), blocks, unseen, path });
+        }
+        // Another process may have mapped them since the search.
+        self.holders = None;
+        let Holders { by_block, unseen, .. } = self.find_holders()?;
+        if small.iter().any(|block| by_block.contains_key(block)) {
+            let processes: BTreeSet<_> = by_block.values().flatten().cloned().collect();
+            return Ok(Refusal::Mapped { processes: processes.into_iter().collect(), blocks, unseen: *unseen, path });
         }
         Ok(Refusal::StayedSmall { blocks, file_system: self.cache.file_system()?, path })
     }

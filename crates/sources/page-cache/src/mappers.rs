@@ -148,6 +148,12 @@ impl FileUsers {
         all
     }
 
+    /// The processes all of whose mappings of the file are shared.
+    pub(crate) fn sharers(&self) -> BTreeSet<i32> {
+        let shares = |parts: &[&MappedPart]| parts.iter().all(|part| part.mapping.shared);
+        self.by_process().into_iter().filter(|(_, parts)| shares(parts)).map(|(pid, _)| pid).collect()
+    }
+
     /// The parts by processes.
     pub(crate) fn by_process(&self) -> BTreeMap<i32, Vec<&MappedPart>> {
         let mut found: BTreeMap<i32, Vec<&MappedPart>> = BTreeMap::new();
@@ -246,6 +252,17 @@ mod tests {
         assert_eq!(addresses(0..0x3000), Some((0x10_0000, 0x1000)));
         assert_eq!(addresses(0x5000..0x9000), Some((0x10_3000, 0x1000)));
         assert_eq!((addresses(0..0x2000), addresses(0x6000..0x7000)), (None, None));
+    }
+
+    #[test]
+    fn a_process_with_any_private_mapping_is_no_sharer() {
+        let of = |pid: i32, shared: bool| {
+            let mut found = part(0, 0x1000, 0);
+            (found.pid, found.mapping.shared) = (pid, shared);
+            found
+        };
+        let users = FileUsers { parts: vec![of(1, true), of(2, true), of(2, false), of(3, false)] };
+        assert_eq!(users.sharers(), BTreeSet::from([1]));
     }
 
     #[test]

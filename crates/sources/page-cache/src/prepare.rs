@@ -185,7 +185,11 @@ impl Work<'_> {
         let refusal = refusal?;
         let lasting = match refusal {
             Refusal::Mapped { processes, .. } if !processes.is_empty() && self.making.in_use.is_empty() => {
-                Lasting::while_alive(&processes.iter().map(|(pid, _)| *pid).collect::<Vec<_>>())
+                let pids: Vec<i32> = processes.iter().map(|(pid, _)| *pid).collect();
+                match self.making.may_pass() {
+                    true => Lasting::pause_while_alive(&pids, before),
+                    false => Lasting::while_alive(&pids),
+                }
             }
             // No process was found, or their pages were in use: one may have mapped the file for a moment, for example to
             // read its state, and the kernel collapses mapped blocks once nobody uses their pages.

@@ -4,6 +4,7 @@
 
 use address_space::PageSize;
 use linux::pages::transparent_huge_page;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use page_cache::{
     Budget, Effort, Hold, Keeper, KeptFile, LockedFile, MappedFiles, Prepared, Refusal, Users, look, look_and_hold,
     prepare,
@@ -101,10 +102,18 @@ enum Present {
 fn maps_a_file_for_another_test() {
     let Some(path) = std::env::var_os(FILE_TO_MAP) else { return };
     let (file, huge) = (File::open(path).unwrap(), transparent_huge_page().unwrap());
-    let mapping = linux::file_mapping::FileMapping::readable(&file, 0, BLOCKS * huge.bytes(), huge).unwrap();
-    match std::env::var(PAGES_TO_MAP).unwrap() == format!("{:?}", Present::All) {
-        true => mapping.populate().unwrap(),
-        false => mapping.touch(&(0..BLOCKS).map(|block| block * huge.bytes()).collect::<Vec<_>>()).unwrap(),
+    let length = (BLOCKS * huge.bytes()) as usize;
+    // Privately, as a program: a shared mapping would count as a look, which lasts for a moment.
+    // SAFETY: the kernel chooses the place, and nobody truncates the file.
+    let mapped = unsafe {
+        let place =
+            mmap(None, length.try_into().unwrap(), ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, &file, 0).unwrap();
+        std::slice::from_raw_parts(place.as_ptr().cast::<u8>(), length)
+    };
+    let all = std::env::var(PAGES_TO_MAP).unwrap() == format!("{:?}", Present::All);
+    let step = if all { linux::pages::base_page() } else { huge };
+    for at in (0..length).step_by(step.bytes() as usize) {
+        std::hint::black_box(mapped[at]);
     }
     eprintln!("ready");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());

@@ -26,6 +26,8 @@ struct Block {
     lies: Lies,
     /// Another process maps one of its pages.
     is_held: bool,
+    /// Number of searches after which that process, which only looked at the file, has it mapped no longer.
+    looks: u32,
     /// Number of evictions that fail because the kernel uses the pages.
     in_hand: u32,
     /// Reclaim has dropped it since its last eviction.
@@ -91,7 +93,8 @@ struct Simulated {
 
 impl Simulated {
     fn of(lies: &[Lies]) -> Self {
-        let block = |lies: &Lies| Block { lies: *lies, is_held: false, in_hand: 0, dropped: false, evictions: 0 };
+        let block =
+            |lies: &Lies| Block { lies: *lies, is_held: false, looks: 0, in_hand: 0, dropped: false, evictions: 0 };
         Self { blocks: RefCell::new(lies.iter().map(block).collect()), ..Self::default() }
     }
 
@@ -253,7 +256,12 @@ impl PageCache for &Simulated {
         self.call("/proc")?;
         let held = |number: &u64| self.blocks.borrow()[*number as usize].is_held && self.unseen == 0;
         let by_block = blocks.clone().filter(held).map(|number| (number, vec![(PID, "other".to_owned())])).collect();
-        Ok(Holders { by_block, unseen: self.unseen })
+        let looks = self.blocks.borrow().iter().any(|block| block.looks > 0);
+        for block in self.blocks.borrow_mut().iter_mut().filter(|block| block.looks > 0) {
+            block.looks -= 1;
+            block.is_held &= block.looks > 0;
+        }
+        Ok(Holders { by_block, sharers: looks.then_some(PID).into_iter().collect(), unseen: self.unseen })
     }
 
     fn has_free_huge_pages(&self) -> bool {
@@ -333,6 +341,35 @@ fn who_maps_a_block_keeps_its_pages() {
         let evictions: u32 = blocks.iter().filter(|block| block.is_held).map(|block| block.evictions).sum();
         assert_eq!((evictions, cache.looks_for_holders.get()), (most, 1));
     }
+}
+
+/// A process that only looks at the file has small blocks mapped for a moment. If it does not run in that moment, several
+/// searches find it.
+#[test]
+fn a_look_by_another_process_is_waited_for() {
+    for budget in [Budget::UNLIMITED, LATE] {
+        for looks in 1..=4 {
+            let cache = Simulated::of(&[Lies::Small; 5]).held(&[0, 2, 4]);
+            [0, 2, 4].map(|number| cache.change(number, |block| block.looks = looks));
+            let mut work = making(&cache, budget).unwrap();
+            let refusal = work.make().unwrap();
+            assert!(refusal.is_none(), "after {looks} searches: {refusal:?}");
+            assert_eq!((cache.lies(), cache.looks_for_holders.get()), (vec![Lies::Huge; 5], looks + 1));
+        }
+    }
+}
+
+/// A search that never ends is given up, and another attempt is not forbidden as long as that process lives.
+#[test]
+fn a_look_without_end_is_given_up() {
+    let cache = Simulated::of(&[Lies::Small; 2]).held(&[1]);
+    cache.change(1, |block| block.looks = u32::MAX);
+    let mut work = making(&cache, LATE).unwrap();
+    match work.make().unwrap() {
+        Some(Refusal::Mapped { blocks: 1, .. }) => assert!(work.may_pass()),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(cache.looks_for_holders.get() as usize, 1 + PAUSES_FOR_LOOKS.len());
 }
 
 /// Processes that cannot be seen may map every block: after a few the rest is left alone.
