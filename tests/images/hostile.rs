@@ -1,6 +1,6 @@
 //! Attacks of users: to make others run old code, to read private files, and to fill the store.
 
-use crate::runs::{check, end, start};
+use crate::runs::{NOT_FROM_THE_FILE, check, end, start};
 use crate::safety::{NOBODY, as_nobody, refused};
 use anyhow::{Context as _, Result, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -388,7 +388,8 @@ fn denied_by_a_list(t: &Context) -> Result<()> {
 }
 
 pub fn says_why(t: &Context, store: &TestStore, file: &Path, why: &str) -> Result<()> {
-    let mut command = t.lifted(&["-v", "--pages", "auto"], &Command::new(file))?;
+    let words = [&["-v", "--pages", "auto"], &NOT_FROM_THE_FILE[..]].concat();
+    let mut command = t.lifted(&words, &Command::new(file))?;
     command.env("PAGELIFT_STORE", &store.path);
     let session = t.session(command)?;
     session.wait_for_line("ready")?;

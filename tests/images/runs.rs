@@ -27,8 +27,12 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
+/// With `auto`, a program's file is mapped by itself if it can be brought into huge folios. That depends on whether the file
+/// has been written to the disk since it was made, which any process can cause; so it is not prepared here.
+pub const NOT_FROM_THE_FILE: [&str; 2] = ["--prepare", "never"];
+
 pub fn start(t: &Context, store: &Path, program: &Command, pages: &str) -> Result<Session> {
-    let mut command = t.lifted(&["--pages", pages], program)?;
+    let mut command = t.lifted(&[&["--pages", pages], &NOT_FROM_THE_FILE[..]].concat(), program)?;
     command.env("PAGELIFT_STORE", store);
     let session = t.session(command)?;
     session.wait_for_line("ready")?;
@@ -163,7 +167,8 @@ fn says_why(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
     let file = copy_of_a_program(t, "program")?;
     let start = || -> Result<Session> {
-        let mut command = t.lifted(&["-v", "--pages", "auto"], &Command::new(&file))?;
+        let words = [&["-v", "--pages", "auto"], &NOT_FROM_THE_FILE[..]].concat();
+        let mut command = t.lifted(&words, &Command::new(&file))?;
         command.env("PAGELIFT_STORE", &store.path).uid(NOBODY).gid(NOBODY).current_dir("/");
         let session = t.session(command)?;
         session.wait_for_line("ready")?;
