@@ -49,7 +49,7 @@ const POOL_SIZES: [u64; 4] = [64, 2 << 10, 32 << 10, 1 << 20];
 /// Memory in MiB: a page of 1 GiB that is aligned to its size fits above the kernel.
 const MEMORY: u32 = 2900;
 /// Minimum number of checks.
-const CHECKS: usize = 83;
+const CHECKS: usize = 73;
 const CHECKS_OF_16_KIB: usize = 31;
 /// With base pages of 16 KiB a transparent huge page has 32 MiB: code and bss of 70 MB hold one at any address.
 const LARGE: &str = "-fPIE -pie -DCODE_PAGES=17500 -DBSS_BYTES=70000000";
@@ -106,7 +106,7 @@ fn name_of(file: &Path) -> Result<String> {
 fn add_program(t: &Context, initramfs: &mut Initramfs, source: &str, flags: &str, name: &str) -> Result<()> {
     let out = t.folder().join(name);
     let mut compiler = Command::new("aarch64-linux-gnu-gcc");
-    compiler.args(["-g", "-O1"]).args(flags.split(' ')).arg("-o").arg(&out);
+    compiler.arg("-O1").args(flags.split(' ')).arg("-o").arg(&out);
     compiler.arg("-I").arg(shared_folder()).arg(program_source(&format!("{source}.c"))?);
     t.run(compiler)?.success()?;
     initramfs.add_file(&format!("/bin/{name}"), &fs::read(&out)?);
@@ -124,7 +124,7 @@ fn boot(t: &Context, kernel: &str) -> Result<()> {
     add_pages_of_bss(t, &mut initramfs, &POOL_SIZES)?;
     add_library_programs(t, &mut initramfs, &LIBRARY_PROGRAMS)?;
     let more = ["sizes.sh", "arm_sizes.sh", "starts.sh", "stat.sh", "live.sh", "heap.sh", "storm.sh"];
-    initramfs.add_file("/init", &script("kernel.sh", &more)?);
+    initramfs.add_file("/init", &script(kernel, "kernel.sh", &more)?);
     let boot = "hugepagesz=1G hugepages=1 hugepagesz=2M";
     let machine = machine_of(t, kernel, initramfs, vec![MEMORY])?;
     run_machine(t, &VirtualMachine { architecture: "aarch64", boot, ..machine }, CHECKS)
@@ -158,7 +158,8 @@ fn boot_with_16_kib(t: &Context) -> Result<()> {
     add_program(t, &mut initramfs, "start/pie_by_default", LARGE, "large_pie")?;
     add_pages_of_bss(t, &mut initramfs, &[2 << 10, 32 << 10])?;
     add_library_programs(t, &mut initramfs, &["lifts_itself_onto_2_mib"])?;
-    initramfs.add_file("/init", &script("base_16k.sh", &["heap.sh", "sizes.sh", "base_16k_sizes.sh"])?);
+    initramfs
+        .add_file("/init", &script(KERNEL_OF_16_KIB, "base_16k.sh", &["heap.sh", "sizes.sh", "base_16k_sizes.sh"])?);
     let machine = machine_of(t, KERNEL_OF_16_KIB, initramfs, vec![MEMORY])?;
     let machine = VirtualMachine { architecture: "aarch64", ..machine };
     run_machine(t, &machine, CHECKS_OF_16_KIB)

@@ -72,7 +72,7 @@ fn boot(t: &Context, kernel: &str, file_systems: &[&str], least: usize) -> Resul
         fs::copy(program.build()?, programs.join(program.name()))?;
     }
     add_modules(&mut initramfs, kernel, &MODULES)?;
-    initramfs.add_file("/init", &script("files.sh", &["programs_on.sh"])?);
+    initramfs.add_file("/init", &script(kernel, "files.sh", &["programs_on.sh"])?);
     let file = t.folder().join("initramfs");
     fs::write(&file, initramfs.finish())?;
     let disks = file_systems.iter().map(|name| disk(t, name, &programs)).collect::<Result<_>>()?;

@@ -20,8 +20,8 @@ const LIMIT: Duration = Duration::from_secs(1500);
 /// Minimum number of results of each boot.
 const BOOTS: [usize; 2] = [26, 67];
 const MEMORY: u32 = 1024;
-/// Words for the kernel: huge pages only on request, and no mitigations, which take time on an emulated CPU.
-const BOOT: &str = "transparent_hugepage=madvise mitigations=off tsc=reliable";
+/// Words for the kernel: huge pages only on request.
+const BOOT: &str = "transparent_hugepage=madvise";
 /// In MiB: the file system is sparse.
 const DISK: &str = "1600M";
 /// Units without use in the machine that delay its boots. Without udev the terminal's device never appears.

@@ -71,10 +71,10 @@ twice() {
     [ $round = $lifts ] && ok "$1: lifted from $sources, told again $again times; $(tr '\n' ' ' </tmp/err)"
 }
 
-# at_least SECONDS: so long, or eight times as long as the last two lifts took: the host may be slow, or busy with other
+# at_least SECONDS: so long, or five times as long as the last two lifts took: the host may be slow, or busy with other
 # machines.
 at_least() {
-    if [ $((8 * twice_took)) -gt $1 ]; then echo $((8 * twice_took)); else echo $1; fi
+    if [ $((5 * twice_took)) -gt $1 ]; then echo $((5 * twice_took)); else echo $1; fi
 }
 
 # signalled N CALL: each of N signals that arrive while the only thread is held ends its call. Before the call, a

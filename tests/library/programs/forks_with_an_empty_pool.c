@@ -83,7 +83,7 @@ int main(void)
     for (int round = 0; round < (slow ? 2 : 3); round++) {
         child_writes_first();
         parent_writes_first();
-        many_children(slow ? 12 : 40);
+        many_children(slow ? 4 : 40);
         pid_t child = fork();
         if (!child) descend(10);
         expect_exit(child, 0);

@@ -1,8 +1,11 @@
 //! Other kernels: a virtual machine with an initramfs built here, whose init script prints results on the console.
 
+use crate::target_folder;
 use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeSet;
 use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -76,12 +79,13 @@ impl Initramfs {
         self.entry(path, LINK, target.as_bytes());
     }
 
-    /// A program of this machine, under another path, with the shared objects and the dynamic linker that it needs.
+    /// A program of this machine, under another path, without debug information, with the shared objects and the dynamic
+    /// linker that it needs.
     ///
     /// # Errors
     /// One of the files cannot be read.
     pub fn add_program(&mut self, from: &Path, path: &str) -> Result<()> {
-        self.add_file(path, &fs::read(from).with_context(|| format!("cannot read {}", from.display()))?);
+        self.add_file(path, &without_debug_information(from)?);
         let listed = Command::new("ldd").arg(from).output().context("cannot run ldd")?;
         // `name => /path (address)`, or `/path (address)` for the dynamic linker; nothing for a static program.
         for line in String::from_utf8_lossy(&listed.stdout).lines() {
@@ -98,6 +102,29 @@ impl Initramfs {
         self.archive.resize(self.archive.len().next_multiple_of(512), 0);
         self.archive
     }
+}
+
+/// The contents of a program without its debug information, which an emulated machine would unpack at each boot. They are kept
+/// for the next machine. Without strip(1) they are those of the program.
+fn without_debug_information(program: &Path) -> Result<Vec<u8>> {
+    let contents = || fs::read(program).with_context(|| format!("cannot read {}", program.display()));
+    let state = fs::metadata(program).with_context(|| format!("cannot read {}", program.display()))?;
+    let mut hasher = DefaultHasher::new();
+    (program, state.ino(), state.size(), state.mtime(), state.mtime_nsec()).hash(&mut hasher);
+    let folder = target_folder().join("pagelift-tests/stripped");
+    let kept = folder.join(format!("{:016x}", hasher.finish()));
+    if let Ok(contents) = fs::read(&kept) {
+        return Ok(contents);
+    }
+    fs::create_dir_all(&folder)?;
+    let new = tempfile::NamedTempFile::new_in(&folder)?;
+    let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(new.path()).arg(program).output();
+    if !stripped.is_ok_and(|output| output.status.success()) {
+        return contents();
+    }
+    let found = fs::read(new.path())?;
+    new.persist(&kept)?;
+    Ok(found)
 }
 
 /// A machine to boot, by QEMU's software emulation (`/dev/kvm` may be missing or hang in a virtual machine).
@@ -125,11 +152,12 @@ impl VirtualMachine {
         // Arm: QEMU takes many times as long for a CPU with pointer authentication, and half a minute to measure the TLBs of a CPU
         // that Pagelift does not know. Page tables of the kernel alone (KPTI) double the time, and the kernel uses them if its
         // own address is random. x86-64: where the CPU stores strings fast, kernels clear and copy pages byte by byte, which
-        // takes half as long again when emulated. On a busy host the kernel would replace the time stamp counter by a clock that
-        // advances by ticks of 4 ms, with which waits seem to end early.
+        // takes half as long again when emulated; protection of user memory from the kernel, a fifth level of page tables and
+        // mitigations take a tenth. On a busy host the kernel would replace the time stamp counter by a clock that advances by
+        // ticks of 4 ms, with which waits seem to end early. Pages are not cleared twice (init_on_alloc).
         let (machine, cpu, console, faster) = match self.architecture {
-            "aarch64" => ("virt", "neoverse-n1,pmu=off", "ttyAMA0", "mitigations=off nokaslr"),
-            _ => ("pc", "max,erms=off,fsrm=off", "ttyS0", "tsc=reliable"),
+            "aarch64" => ("virt", "neoverse-n1,pmu=off", "ttyAMA0", "nokaslr"),
+            _ => ("pc", "max,erms=off,fsrm=off,smap=off,smep=off,la57=off", "ttyS0", "tsc=reliable"),
         };
         let megabytes: u32 = self.nodes.iter().sum();
         // One thread for all CPUs. With a thread for each, QEMU 7.2 can keep the translation of an instruction that another CPU
@@ -150,7 +178,7 @@ impl VirtualMachine {
         qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initramfs);
         qemu.args([
             "-append",
-            &format!("console={console} quiet loglevel=4 panic=-1 rdinit=/init maxcpus=2 {faster} {}", self.boot),
+            &format!("console={console} quiet loglevel=4 panic=-1 rdinit=/init maxcpus=2 mitigations=off init_on_alloc=0 {faster} {}", self.boot),
         ]);
         qemu
     }
