@@ -87,7 +87,7 @@ machines: machine-files
 	for words in $(MACHINES); do $(test_machines) $$words || exit 1; done
 	@scripts/compatibility --merge
 
-test_machines = PAGELIFT_BINARY=$(CURDIR)/$(release)/pagelift $(CARGO) test --locked -p pagelift-tests --test other_kernels --
+test_machines = PAGELIFT_TEST_ALL_CHECKS=yes PAGELIFT_BINARY=$(CURDIR)/$(release)/pagelift $(CARGO) test --locked -p pagelift-tests --test other_kernels --
 
 machine-files: build
 	@scripts/install-test-tools

@@ -1,6 +1,9 @@
 //! Machines of 64-bit ARM, with programs that the cross compiler builds.
 
-use crate::{LIBRARY_PROGRAMS, kernel_image, machine_of, run_machine, script, with_busybox, with_library};
+use crate::{
+    LIBRARY_PROGRAMS, LONG_CHECKS, NEWEST_ARM, kernel_image, machine_of, makes_long_checks, run_machine, script,
+    with_busybox, with_library,
+};
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +13,7 @@ use test_support::{
 };
 
 /// Kernels, each booted once for all its checks.
-const KERNELS: [&str; 2] = ["linux-6.1-arm64", "linux-6.12-arm64"];
+const KERNELS: [&str; 2] = ["linux-6.1-arm64", NEWEST_ARM];
 /// A kernel with base pages of 16 KiB, whose page tables and pools have other page sizes.
 const KERNEL_OF_16_KIB: &str = "linux-16k-arm64";
 /// Sources and flags of the programs.
@@ -49,7 +52,7 @@ const POOL_SIZES: [u64; 4] = [64, 2 << 10, 32 << 10, 1 << 20];
 /// Memory in MiB: a page of 1 GiB that is aligned to its size fits above the kernel.
 const MEMORY: u32 = 2900;
 /// Minimum number of checks.
-const CHECKS: usize = 73;
+const CHECKS: usize = 64;
 const CHECKS_OF_16_KIB: usize = 31;
 /// With base pages of 16 KiB a transparent huge page has 32 MiB: code and bss of 70 MB hold one at any address.
 const LARGE: &str = "-fPIE -pie -DCODE_PAGES=17500 -DBSS_BYTES=70000000";
@@ -123,11 +126,16 @@ fn boot(t: &Context, kernel: &str) -> Result<()> {
     }
     add_pages_of_bss(t, &mut initramfs, &POOL_SIZES)?;
     add_library_programs(t, &mut initramfs, &LIBRARY_PROGRAMS)?;
-    let more = ["sizes.sh", "arm_sizes.sh", "starts.sh", "stat.sh", "live.sh", "heap.sh", "storm.sh"];
+    let mut more = vec!["sizes.sh", "arm_sizes.sh", "stat.sh", "live.sh", "storm.sh"];
+    let mut least = CHECKS;
+    if makes_long_checks(kernel) {
+        more.extend(["starts.sh", "heap.sh"]);
+        least += LONG_CHECKS;
+    }
     initramfs.add_file("/init", &script(kernel, "kernel.sh", &more)?);
     let boot = "hugepagesz=1G hugepages=1 hugepagesz=2M";
     let machine = machine_of(t, kernel, initramfs, vec![MEMORY])?;
-    run_machine(t, &VirtualMachine { architecture: "aarch64", boot, ..machine }, CHECKS)
+    run_machine(t, &VirtualMachine { architecture: "aarch64", boot, ..machine }, least)
 }
 
 /// Programs that each have a bss of one page of the size in KiB.

@@ -22,8 +22,14 @@ use test_support::{
 const LIMIT: Duration = Duration::from_secs(3000);
 /// Checks that take as long are listed with the durations of the tests.
 const LONG: Duration = Duration::from_secs(5);
-/// The newest kernel of amd64.
+/// The oldest and the newest kernel of amd64, and the newest of 64-bit ARM.
+const OLDEST: &str = "linux-5.10-amd64";
 const NEWEST: &str = "linux-new-amd64";
+const NEWEST_ARM: &str = "linux-6.12-arm64";
+/// Set by `make compatibility` and `make machines`: the kernels between the oldest and the newest make all checks, too.
+const ALL_CHECKS: &str = "PAGELIFT_TEST_ALL_CHECKS";
+/// Checks of `starts.sh` and `heap.sh` together, which take a minute or two in an emulated machine.
+const LONG_CHECKS: usize = 9;
 /// Sizes in MiB. A page of 1 GiB fits into the second, above the initramfs, which QEMU places below 2 GiB.
 const TWO_NODES: &[u32] = &[700, 2600];
 const PROGRAMS: [&str; 11] = [
@@ -101,18 +107,18 @@ fn main() -> ExitCode {
     // The longest tests come first.
     let mut tests = arm::tests();
     tests.extend([
-        on_one_node(NEWEST, 106),
-        on_one_node("linux-5.10-amd64", 94),
-        on_one_node("linux-6.1-amd64", 80),
-        on_one_node("linux-6.12-amd64", 71),
-        on_two_nodes("linux-5.10-amd64", 57),
+        on_one_node(NEWEST, 97),
+        on_one_node(OLDEST, 85),
+        on_one_node("linux-6.1-amd64", 71),
+        on_one_node("linux-6.12-amd64", 62),
+        on_two_nodes(OLDEST, 57),
         on_two_nodes("linux-6.1-amd64", 97),
         on_two_nodes("linux-6.12-amd64", 97),
         on_two_nodes(NEWEST, 97),
     ]);
     tests.extend(file_systems::tests(needs));
     tests.extend([
-        with_memory("linux-5.10-amd64", 7),
+        with_memory(OLDEST, 7),
         with_memory("linux-6.1-amd64", 14),
         with_memory("linux-6.12-amd64", 14),
         with_memory(NEWEST, 14),
@@ -125,12 +131,17 @@ fn kernel_image(name: &str) -> PathBuf {
     target_folder().join("test-kernels").join(name)
 }
 
+/// True if a kernel makes the long checks, too: what they test differs between the oldest and the newest kernel, if at all.
+fn makes_long_checks(kernel: &str) -> bool {
+    [OLDEST, NEWEST, NEWEST_ARM].contains(&kernel) || std::env::var_os(ALL_CHECKS).is_some()
+}
+
 /// The init script of a machine with this kernel: common functions, its checks, and more checks. Some checks have more cases
 /// on the newest kernel.
 fn script(kernel: &str, name: &str, more: &[&str]) -> Result<Vec<u8>> {
     let folder = tests_folder().join("kernels/machines");
     let mut text = "#!/bin/sh\nexport PATH=/bin:/usr/bin\n".to_owned();
-    text += &format!("newest={}\n", kernel == NEWEST);
+    text += &format!("makes_all_checks={}\n", kernel == NEWEST || std::env::var_os(ALL_CHECKS).is_some());
     text += &fs::read_to_string(folder.join("checks.sh"))?;
     for name in [&[name], more].concat() {
         text += &fs::read_to_string(folder.join(name)).with_context(|| format!("no {name}"))?;
@@ -207,7 +218,7 @@ fn test_program(name: &str) -> PathBuf {
 fn boot_with_one_node(t: &Context, kernel: &str, least: usize) -> Result<()> {
     // The live programs take two minutes in an emulated machine, so only the oldest and the newest kernel run them.
     // They are large, and an initramfs must fit into half of the machine's memory.
-    let is_live = ["linux-5.10-amd64", NEWEST].contains(&kernel);
+    let is_live = [OLDEST, NEWEST].contains(&kernel);
     let live = if is_live { &LIVE_PROGRAMS[..] } else { &[] };
     let mut initramfs = with_pagelift(&[&PROGRAMS[..], live, &MEASURED_PROGRAMS, &HEAP_PROGRAMS].concat())?;
     // If the kernel cannot move pool pages, code is unmapped for a moment: the library must be a separate object, lifts
@@ -224,11 +235,15 @@ fn boot_with_one_node(t: &Context, kernel: &str, least: usize) -> Result<()> {
         initramfs.add_program(&test_program(test), &format!("/bin/{name}"))?;
     }
     let mut least = least;
-    let mut more = vec!["conformance.sh", "starts.sh", "groups.sh", "limits.sh", "stat.sh"];
+    let mut more = vec!["conformance.sh", "groups.sh", "limits.sh", "stat.sh"];
     if is_live {
         more.push("live.sh");
     }
-    more.extend(["heap.sh", "storm.sh"]);
+    if makes_long_checks(kernel) {
+        more.extend(["starts.sh", "heap.sh"]);
+        least += if old { LONG_CHECKS - 1 } else { LONG_CHECKS };
+    }
+    more.push("storm.sh");
     if kernel == "linux-6.1-amd64" {
         least += c_libraries::add(t, &mut initramfs)?;
         // The last one forbids tracing until the machine ends.

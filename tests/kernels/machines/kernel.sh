@@ -53,7 +53,7 @@ feature "shortage: vm.max_map_count"
 pool 40
 usual=$(cat /proc/sys/vm/max_map_count)
 echo 300 >/proc/sys/vm/max_map_count
-if $newest; then room="0 1 2 3 4 5 6 8 10 14 20"; else room="0 2 4 6 10 20"; fi
+if $makes_all_checks; then room="0 1 2 3 4 5 6 8 10 14 20"; else room="0 2 4 6 10 20"; fi
 for left in $room; do
     export MAPPINGS_LEFT=$left
     same "$left mappings left, hugetlb" near_the_limit_of_mappings --pages hugetlb --writable-pages hugetlb
