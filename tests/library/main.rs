@@ -21,9 +21,11 @@ use anyhow::{Context as _, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::Mutex;
 use std::time::Duration;
 use test_support::{
-    Context, Ending, Need, Program, Test, main_of, shared_folder, target_folder, test_case, tests_folder, workspace,
+    Context, Ending, Need, Program, Test, main_of, scratch_folder, shared_folder, target_folder, test_case,
+    tests_folder, workspace,
 };
 
 /// Time limit of a program. One program takes half a minute on an idle machine.
@@ -108,6 +110,24 @@ fn library_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// The object of `big_ranges.h`, built once in this process: its assembly takes longer than the rest of a program's build.
+fn big_ranges() -> Result<PathBuf> {
+    static BUILT: Mutex<bool> = Mutex::new(false);
+    let mut is_built = BUILT.lock().map_err(|_| anyhow::anyhow!("the build of big_ranges.h has failed"))?;
+    let object = scratch_folder().join("big_ranges.o");
+    if !*is_built {
+        // Another process may link the object of an earlier build.
+        let part = object.with_extension(format!("{}.part", std::process::id()));
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-x", "c", "-c", "-o"]).arg(&part).arg(tests_folder().join("library/programs/big_ranges.h"));
+        let output = gcc.output().context("cannot run gcc")?;
+        ensure!(output.status.success(), "it does not build:\n{}", String::from_utf8_lossy(&output.stderr));
+        fs::rename(&part, &object)?;
+        *is_built = true;
+    }
+    Ok(object)
+}
+
 fn compiler(t: &Context, name: &str, source: &Path, out: &Path) -> Command {
     let mut compiler = Command::new(name);
     compiler.args(["-g", "-O1", "-Wall", "-Wno-unused-result", "-o"]).arg(out).arg(source);
@@ -133,6 +153,10 @@ impl Build {
         let name = if self.is_musl() { "musl-gcc" } else { "gcc" };
         let mut compiler = compiler(t, name, &self.source, &out);
         compiler.args(self.flags.split_whitespace());
+        if !text.contains("#include \"ranges.h\"") {
+            // The program's own code and data follow, as in a program that includes the file.
+            compiler.arg("-DBIG_RANGES_ARE_LINKED").arg(big_ranges()?);
+        }
         match self.link.as_str() {
             "shared" => {
                 let run_path = format!("-Wl,-rpath,{}", library.display());

@@ -24,19 +24,9 @@
 #define WORDS 786432
 #define BSS_BYTES (8 << 20)
 
-#if defined(__x86_64__)
-#define RETURN_I "movl $i, %eax\n ret\n"
-#else
-#define RETURN_I "mov w0, #i\n ret\n"
+#ifndef BIG_RANGES_ARE_LINKED
+#include "big_ranges.h"
 #endif
-
-__asm__(".text\n .p2align 12\n .globl big_code\n .type big_code, %function\n big_code:\n .set i, 0\n .rept 2048\n"
-        ".p2align 12\n" RETURN_I ".set i, i + 1\n .endr\n .p2align 12\n"
-        ".section .rodata\n .p2align 12\n .globl big_constants\n big_constants:\n .set i, 0\n .rept 786432\n"
-        ".quad i * 3 + 1\n .set i, i + 1\n .endr\n"
-        ".data\n .p2align 12\n .globl big_data\n big_data:\n .set i, 0\n .rept 786432\n"
-        ".quad i * 5 + 2\n .set i, i + 1\n .endr\n"
-        ".text\n");
 extern char big_code[];
 extern const uint64_t big_constants[WORDS];
 extern uint64_t big_data[WORDS];
