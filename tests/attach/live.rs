@@ -42,10 +42,7 @@ fn main() -> ExitCode {
         let needs = vec![Need::Root, Need::Thp];
         tests.push(test_case(format!("signals_during_a_lift/{call}"), needs, move |t| signalled(t, call)));
     }
-    for call in ["of_each_thread", "epoll_wait", "semtimedop", "sigtimedwait"] {
-        let needs = vec![Need::Root, Need::Thp];
-        tests.push(test_case(format!("waits_of_a_relative_time/{call}"), needs, move |t| timed(t, call)));
-    }
+    tests.push(test_case("waits_of_a_relative_time", vec![Need::Root, Need::Thp], timed));
     let needs = vec![Need::Root, Need::Thp];
     tests.push(test_case("waits_by_a_function_that_keeps_its_registers", needs, own_wait));
     tests.push(test_case("waits_beside_ending_children", vec![Need::Root, Need::Thp], beside_ending_children));
@@ -92,7 +89,7 @@ fn alternate(t: &Context, pages: &str) -> Result<()> {
     let pid = session.pid().to_string();
     let before = View::of(session.pid())?;
     let protections = before.protections(before.executable()?);
-    for round in 0..25 {
+    for round in 0..8 {
         pagelift(t, &["attach", "--pages", pages, &pid])?;
         let view = View::of(session.pid())?;
         let lifted =
@@ -159,7 +156,7 @@ fn killed(t: &Context, pages: &str) -> Result<()> {
 fn interrupted(t: &Context, program: &str) -> Result<()> {
     let session = begin(t, Program::named(&format!("attach/{program}.c"))?.command()?)?;
     let pid = session.pid().to_string();
-    for _ in 0..60 {
+    for _ in 0..20 {
         pagelift(t, &["attach", "--pages", "thp", &pid])?;
         pagelift(t, &["detach", &pid])?;
     }
@@ -236,25 +233,32 @@ fn sleeps_in(pid: u32, number: i64) -> bool {
     fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with(&format!("{number} ")))
 }
 
-/// A wait of a relative time continues with the remaining time, however often it is stopped.
-fn timed(t: &Context, call: &str) -> Result<()> {
-    let mut command = Program::named("attach/waits_for_twelve_seconds.c")?.command()?;
-    if call != "of_each_thread" {
-        command.arg(call);
+/// A wait of a relative time continues with the remaining time, however often it is stopped. One program waits in each
+/// call by a thread, the others by their only thread; all wait at the same time.
+fn timed(t: &Context) -> Result<()> {
+    let start = |words: &[&str]| {
+        let mut command = Program::named("attach/waits_for_twelve_seconds.c")?.command()?;
+        command.args(words);
+        t.session(command)
+    };
+    let programs = [&[][..], &["epoll_wait"], &["semtimedop"], &["sigtimedwait"]];
+    let sessions = programs.into_iter().map(start).collect::<Result<Vec<_>>>()?;
+    for session in &sessions {
+        session.wait_for_line("eight seconds are over")?;
+        let pid = session.pid().to_string();
+        pagelift(t, &["attach", "--pages", "thp", &pid])?;
+        pagelift(t, &["detach", &pid])?;
     }
-    let session = begin(t, command)?;
-    session.wait_for_line("eight seconds are over")?;
-    let pid = session.pid().to_string();
-    pagelift(t, &["attach", "--pages", "thp", &pid])?;
-    pagelift(t, &["detach", &pid])?;
-    let output = session.finish()?.success()?;
-    t.keep(&output);
-    let waits: Vec<&str> = output.stdout.lines().filter(|line| line.contains(" ended ")).collect();
-    ensure!(!waits.is_empty() && output.stdout.ends_with("all right\n"), "{}", output.stdout);
-    // If the kernel does not show when a thread fell asleep, a wait takes its whole time again after a stop.
-    let shows_sleep = fs::exists("/proc/self/sched")?;
-    let is_as_plain = |line: &&str| line.contains(" in time,") || !shows_sleep && line.contains(" late,");
-    ensure!(waits.iter().all(is_as_plain), "{}", output.stdout);
+    for (session, words) in sessions.into_iter().zip(programs) {
+        let output = session.finish()?.success()?;
+        t.keep(&output);
+        let waits: Vec<&str> = output.stdout.lines().filter(|line| line.contains(" ended ")).collect();
+        ensure!(!waits.is_empty() && output.stdout.ends_with("all right\n"), "{words:?}: {}", output.stdout);
+        // If the kernel does not show when a thread fell asleep, a wait takes its whole time again after a stop.
+        let shows_sleep = fs::exists("/proc/self/sched")?;
+        let is_as_plain = |line: &&str| line.contains(" in time,") || !shows_sleep && line.contains(" late,");
+        ensure!(waits.iter().all(is_as_plain), "{words:?}: {}", output.stdout);
+    }
     Ok(())
 }
 

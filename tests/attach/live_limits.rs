@@ -19,7 +19,7 @@ const NOBODY: u32 = 65534;
 /// Lifts of a program that exchanges its library; before copies came from files, it failed in every second run of as many.
 const EXCHANGES: u32 = 200;
 /// Lifts while a probe is set. Before copies were searched for probes, one in six killed the program.
-const PROBED_LIFTS: u64 = 60;
+const PROBED_LIFTS: u64 = 30;
 /// The page of the probed function in its program's large code.
 const PROBED_FUNCTION: u64 = 1280;
 
@@ -525,7 +525,7 @@ fn probe_set_meanwhile(t: &Context) -> Result<()> {
         let mut lift = t.session(t.pagelift(&["attach", "--pages", "thp", &number])?)?;
         // The moments of one lift, one after the other: it takes some 50 ms.
         let begun = Instant::now();
-        let moment = Duration::from_millis(2 * (round % 40));
+        let moment = Duration::from_millis(3 * (round % PROBED_LIFTS));
         poll_until(Duration::from_secs(120), "the moment", || begun.elapsed() >= moment)?;
         probe.switch(true)?;
         poll_until(Duration::from_secs(120), "the end of the lift", || lift.has_ended().unwrap_or(true))?;

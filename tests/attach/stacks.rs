@@ -195,7 +195,7 @@ fn waits(t: &Context, is_killed: bool) -> Result<()> {
             pagelift(t, &["attach", "-q", "--pages", "thp", &pid])?;
             pagelift(t, &["detach", "-q", &pid])?;
         }
-        if started.elapsed() > Duration::from_secs(10) {
+        if started.elapsed() > Duration::from_secs(6) {
             break;
         }
     }

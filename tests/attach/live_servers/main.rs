@@ -124,7 +124,7 @@ fn spread(mut pauses: Vec<f64>) -> String {
 }
 
 fn rounds() -> Result<usize> {
-    std::env::var(ROUNDS).map_or(Ok(15), |text| text.parse().with_context(|| format!("{ROUNDS} is no number")))
+    std::env::var(ROUNDS).map_or(Ok(5), |text| text.parse().with_context(|| format!("{ROUNDS} is no number")))
 }
 
 /// Returns a command's standard error. Its output is not stored, since there may be very many commands.

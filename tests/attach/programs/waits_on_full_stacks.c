@@ -1,4 +1,4 @@
-// Threads wait for a relative time of twenty seconds in calls that get their time by address. Each has a separate stack
+// Threads wait for a relative time of twelve seconds in calls that get their time by address. Each has a separate stack
 // that is full of data below the frame of the call. After a line of input the program reports the number of changed
 // bytes. Then each thread reports how its wait has ended, and another line of input ends the program.
 //
@@ -21,8 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LENGTH 20
-#define MOST 28
+#define LENGTH 12
+#define MOST 17
 #define STACK (64 << 10)
 static const struct timespec length = {LENGTH, 0};
 
