@@ -5,7 +5,8 @@
 //!
 //! - `link:` one test for each: `shared`, `archive` (the archive in an ordinary program), `static` (in a static one),
 //!   `musl` and `musl-static` (the archive with another C library), `preload` (not linked; preloaded with the `env:`
-//!   below), `none`.
+//!   below), `none`. All but the first one have `BRIEF` defined: some programs then repeat less of the work that does not
+//!   depend on the link.
 //! - `flags:` further flags for the compiler; several sets, separated by `|`, give a test each.
 //! - `plugin:` a source that is built as a shared object beside the program, with its flags.
 //! - `env:` a variable for the run.
@@ -68,10 +69,12 @@ fn tests_of(source: &Path) -> Result<Vec<Test>> {
     let flags = directive(&text, "flags").unwrap_or_default();
     let sets: Vec<&str> = flags.split('|').map(str::trim).collect();
     let mut tests = Vec::new();
-    for link in directive(&text, "link").with_context(|| format!("no `link:` in {}", source.display()))?.split(' ') {
+    let links = directive(&text, "link").with_context(|| format!("no `link:` in {}", source.display()))?;
+    for (place, link) in links.split(' ').enumerate() {
         for (index, flags) in sets.iter().enumerate() {
             let number = if sets.len() > 1 { format!("-{}", index + 1) } else { String::new() };
-            let build = Build { source: source.to_owned(), link: link.to_owned(), flags: (*flags).to_owned() };
+            let flags = format!("{flags}{}", if place > 0 { " -DBRIEF" } else { "" });
+            let build = Build { source: source.to_owned(), link: link.to_owned(), flags };
             let text = text.clone();
             let mut needs = needs.clone();
             if build.is_musl() {

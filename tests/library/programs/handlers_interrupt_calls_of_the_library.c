@@ -7,7 +7,11 @@
 #include "support.h"
 #include <sys/time.h>
 
+#ifdef BRIEF
+enum { SIGNALS = 100, SECONDS = 60 };
+#else
 enum { SIGNALS = 300, SECONDS = 60 };
+#endif
 
 static volatile sig_atomic_t handled, lines;
 

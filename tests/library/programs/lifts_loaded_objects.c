@@ -1,8 +1,8 @@
 // A preloaded program loads an object of 6 MiB of code, which is on huge pages at the first look-up of a symbol. After
-// the object was loaded and released 3,000 times, no mapping, pool page or memory remains.
+// the object was loaded and released 1,000 times, no mapping, pool page or memory remains.
 //
 // link: preload
-// flags: -DROUNDS=3000
+// flags: -DROUNDS=1000
 // plugin: plugin.c
 // env: PAGELIFT=only=lifts_loaded_objects pages=hugetlb lift=text,rodata quiet
 // needs: pool 64M

@@ -35,7 +35,11 @@ int main(void)
     options.writable_pages = PAGELIFT_WRITABLE_HUGETLB;
     options.logger = hear;
     pagelift_report report = PAGELIFT_REPORT_EMPTY;
+#ifdef BRIEF
+    double end = seconds() + 0.7;
+#else
     double end = seconds() + 2;
+#endif
     while (seconds() < end) {
         refused = 0;
         CHECK(pagelift_lift(&options, &report) == PAGELIFT_PARTIAL && refused);

@@ -4,7 +4,7 @@
 // refused.
 //
 // link: preload
-// flags: -DFORKS=1500 | -DFORKS=1500 -DKEEPS_STATISTICS
+// flags: -DFORKS=600 | -DFORKS=600 -DKEEPS_STATISTICS
 // env: PAGELIFT=only=prefork_server pages=hugetlb writable-pages=hugetlb quiet
 // needs: pool 64M
 #include "fork.h"

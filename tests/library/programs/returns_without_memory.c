@@ -7,6 +7,12 @@
 #include <sys/resource.h>
 
 enum { MEMORY = 8 << 20, LIMIT = 120, MAPPINGS = 3000, MOST_MIB = 64 };
+// Distances between the limits of memory, in MiB: while a lift fails, and above.
+#ifdef BRIEF
+enum { STEP = 2, LONG_STEP = 13 };
+#else
+enum { STEP = 1, LONG_STEP = 3 };
+#endif
 
 static char *memory;
 
@@ -85,7 +91,7 @@ int main(void)
     memset(memory, 1, MEMORY);
     for (int index = 0; index < COUNT; index++) {
         int without = 0, with = 0;
-        for (long mib = 0; mib <= MOST_MIB; mib += mib < 12 ? 1 : 3)
+        for (long mib = 0; mib <= MOST_MIB; mib += mib < 12 ? STEP : LONG_STEP)
             for (int mappings = 0; mappings <= MAPPINGS; mappings += MAPPINGS) {
                 int is_without = call(CALLS[index], mappings, mib) == PAGELIFT_NO_MEMORY;
                 without += is_without;
