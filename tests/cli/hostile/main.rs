@@ -12,10 +12,10 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use table::{ALONE, Alone, Leaf, USES, Use, Value, differences, leaves};
-use test_support::{Context, ControlGroup, Ending, Limit, Need, Output, Test, main_of_waiting, test_case};
+use test_support::{Context, ControlGroup, Ending, Limit, Need, Output, Session, Test, main_of_waiting, test_case};
 use things::{FORGED, Process, REACHED, ROOTS_TEXT, Thing, What, becomes_a_command};
 
-/// Memory limit of a command, in bytes.
+/// Memory limit of a command, or of commands that run at the same time, in bytes.
 const MOST_MEMORY: u64 = 640 << 20;
 /// Time limit of a command.
 const MOST_TIME: Duration = Duration::from_secs(180);
@@ -58,15 +58,18 @@ fn every_thing(t: &Context, leaf: &Leaf) -> Result<()> {
     let run = Run { t, leaf, group: ControlGroup::with(t, Limit::Memory, MOST_MEMORY)?, pid: some.session.pid() };
     let mut count = 0;
     if let Some((_, Alone::LooksAround(words))) = ALONE.iter().find(|(name, _)| *name == leaf.name) {
-        run.both(words, None, "nothing")?;
+        run.both(words, &[(OsString::new(), "nothing")])?;
         count += 1;
     }
     for entry in USES.iter().filter(|entry| entry.command == leaf.name) {
-        for thing in &all {
-            let Some(value) = value_of(entry, thing) else { continue };
-            run.both(entry.words, Some(&value), &thing.name)?;
-            count += 1;
+        let values: Vec<(OsString, &str)> =
+            all.iter().filter_map(|thing| Some((value_of(entry, thing)?, thing.name.as_str()))).collect();
+        // A command that measures waits most of the time: it is run on all things at once.
+        let at_once = if entry.words.contains(&"--for") { values.len().max(1) } else { 1 };
+        for values in values.chunks(at_once) {
+            run.both(entry.words, values)?;
         }
+        count += values.len();
         if matches!(entry.value, Value::Written) {
             run.written(entry, folder.path())?;
             count += 1;
@@ -111,36 +114,50 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs it with text output and, if it has `--json`, with JSON output.
-    fn both(&self, words: &[&str], value: Option<&OsStr>, thing: &str) -> Result<()> {
-        let mut words: Vec<OsString> = words.iter().map(|word| self.word(word, value)).collect();
-        self.checked(&words, thing)?;
+    /// Runs it on these things at once, with text output and, if it has `--json`, with JSON output.
+    fn both(&self, words: &[&str], values: &[(OsString, &str)]) -> Result<()> {
+        self.each(words, values)?;
         if self.leaf.has_json {
-            words.insert(0, "--json".into());
-            let output = self.checked(&words, thing)?;
-            let is_json = || serde_json::from_str::<serde_json::Value>(&output.stdout).is_ok();
-            ensure!(output.stdout.is_empty() || is_json(), "{} --json, {thing}: {output:?}", self.leaf.name);
+            for (output, what) in self.each(&[&["--json"], words].concat(), values)? {
+                let is_json = serde_json::from_str::<serde_json::Value>(&output.stdout).is_ok();
+                ensure!(output.stdout.is_empty() || is_json, "{what}: {output:?}");
+            }
         }
         Ok(())
     }
 
-    fn word(&self, word: &str, value: Option<&OsStr>) -> OsString {
+    /// Runs it on these things at once. Returns each output, and the description of the run.
+    fn each(&self, words: &[&str], values: &[(OsString, &str)]) -> Result<Vec<(Output, String)>> {
+        let mut runs = Vec::new();
+        for (value, thing) in values {
+            let words: Vec<OsString> = words.iter().map(|word| self.word(word, value)).collect();
+            runs.push(self.start(&words, thing)?);
+        }
+        runs.into_iter().map(|run| self.end(run)).collect()
+    }
+
+    fn word(&self, word: &str, value: &OsStr) -> OsString {
         match word {
-            "{}" => value.unwrap_or_default().to_owned(),
+            "{}" => value.to_owned(),
             "{pid}" => self.pid.to_string().into(),
             "{folder}" => self.t.folder().into(),
             word => word.into(),
         }
     }
 
-    fn checked(&self, words: &[OsString], thing: &str) -> Result<Output> {
+    fn start(&self, words: &[OsString], thing: &str) -> Result<(Session, String)> {
         let mut command = self.t.pagelift(&self.leaf.name.split(' ').collect::<Vec<_>>())?;
         command.args(words);
         let what = format!("{} {words:?}, {thing}", self.leaf.name);
-        let output = self.t.run_within(self.group.around(&command), MOST_TIME).with_context(|| what.clone())?;
+        Ok((self.t.session_within(self.group.around(&command), MOST_TIME)?, what))
+    }
+
+    fn end(&self, (session, what): (Session, String)) -> Result<(Output, String)> {
+        let output = session.finish().with_context(|| what.clone())?;
+        self.t.keep(&output);
         ensure!(matches!(output.ending, Ending::Exit(_)), "{what}: {output:?}");
-        check(&output).context(what)?;
-        Ok(output)
+        check(&output).with_context(|| what.clone())?;
+        Ok((output, what))
     }
 
     /// Makes the command write to a path that is a link of the other user to a file of root.
@@ -151,10 +168,10 @@ impl Run<'_> {
             make_record(self.t, &record)?;
         }
         let word = |word: &&str| {
-            if *word == "{record}" { record.clone().into() } else { self.word(word, Some(link.as_os_str())) }
+            if *word == "{record}" { record.clone().into() } else { self.word(word, link.as_os_str()) }
         };
         let words: Vec<OsString> = entry.words.iter().map(word).collect();
-        self.checked(&words, "a link")?;
+        self.end(self.start(&words, "a link")?)?;
         let text = fs::read_to_string(&file)?;
         ensure!(text == ROOTS_TEXT, "{}: root's file has become\n{text}", entry.command);
         fs::remove_file(link)?;
