@@ -377,7 +377,7 @@ fn inspect_damaged(t: &Context) -> Result<()> {
     let original = fs::read("/bin/true")?;
     let path = t.folder().join("damaged");
     let mut numbers = Numbers(1);
-    for round in 0..200 {
+    for round in 0..66 {
         fs::write(&path, damaged(&original, &mut numbers, round))?;
         let output = t.run(t.pagelift(&["inspect", &path.to_string_lossy()])?)?;
         let sound = matches!(output.ending, Ending::Exit(0..=2 | 125)) && !output.stderr.contains("panicked");
@@ -390,7 +390,7 @@ fn inspect_damaged(t: &Context) -> Result<()> {
 fn run_damaged(t: &Context) -> Result<()> {
     let original = fs::read(Program::named("start/no_libc.S")?.build()?)?;
     let mut numbers = Numbers(2);
-    for round in 0..120 {
+    for round in 0..40 {
         let path = t.folder().join(format!("damaged-{round}"));
         let bytes = t.folder().join("bytes");
         fs::write(&bytes, damaged(&original, &mut numbers, round))?;

@@ -168,14 +168,14 @@ fn forks() -> Vec<Test> {
             Ok(())
         }),
         test_case("a_library_locks_around_forks/thp", gcc(), |t| {
-            run(t, "forks_below_a_librarys_lock.c", &["1000"], &THP).map(drop)
+            run(t, "forks_below_a_librarys_lock.c", &["300"], &THP).map(drop)
         }),
         test_case("a_library_locks_around_forks/pool", pool_of(64), |t| {
             on_pool_run(t, "forks_below_a_librarys_lock.c", &["300"], 64).map(drop)
         }),
         test_case("no_write_is_lost/pool", pool_of(120), |t| {
             // A process leaves the pool once. Without a stop of the other threads, two of three processes lost a write.
-            for _ in 0..12 {
+            for _ in 0..6 {
                 on_pool_run(t, "writes_while_the_pool_is_left.c", &[], 120)?;
             }
             whole_pool_is_free(t)
