@@ -59,7 +59,7 @@ fn mariadb(t: &Context) -> Result<()> {
         grep HugePages_Free: /proc/meminfo
         mariadb --no-defaults -S $PWD/socket -e 'create database d'
         load="sysbench oltp_read_write --db-driver=mysql --mysql-socket=$PWD/socket --mysql-user=root --mysql-db=d
-              --tables=2 --table-size=10000 --threads=16 --time=10"
+              --tables=2 --table-size=10000 --threads=16 --time=5"
         $load prepare >prepare.log 2>&1
         $load run | tee load.log
         mariadb --no-defaults -S $PWD/socket -e 'check table d.sbtest1, d.sbtest2'

@@ -1,12 +1,14 @@
 //! Programs that generate or interpret code: node, Python, Java.
 
-use crate::{both_ways, check_object};
+use crate::{PlainAnswer, both_ways, check_object};
 use address_space::AddressRange;
 use anyhow::{Context as _, Result, ensure};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 use test_support::{Context, Kind, Test, View, check_range, default_huge_page, source_of, tests_folder};
+
+const LIMIT: Duration = Duration::from_secs(400);
 
 pub fn tests() -> Vec<Test> {
     let mut tests = both_ways("node", &["command node"], 200 << 20, node);
@@ -23,11 +25,10 @@ fn real(name: &str) -> PathBuf {
 fn node(t: &Context, pages: &str) -> Result<()> {
     let mut plain = Command::new("node");
     plain.arg(real("node.js"));
-    let mut outputs = Vec::new();
-    for (command, looked_at) in [(t.lifted(&["--pages", pages], &plain)?, true), (plain, false)] {
-        let mut session = t.session_within(command, Duration::from_secs(400))?;
+    let output = |command: Command, is_lifted: bool| {
+        let mut session = t.session_within(command, LIMIT)?;
         session.wait_for_line("ready")?;
-        if looked_at {
+        if is_lifted {
             let view = View::of(session.pid())?;
             check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)?;
             view.check_read_only_contents(view.executable()?)?;
@@ -35,9 +36,12 @@ fn node(t: &Context, pages: &str) -> Result<()> {
         session.send("go on\n")?;
         let output = session.finish()?;
         t.keep(&output);
-        outputs.push(output.success()?.stdout);
-    }
-    ensure!(outputs[0] == outputs[1], "lifted printed\n{}\nplain\n{}", outputs[0], outputs[1]);
+        Ok(output.success()?.stdout)
+    };
+    static PLAIN: PlainAnswer = PlainAnswer::new();
+    let lifted = output(t.lifted(&["--pages", pages], &plain)?, true)?;
+    let plain = PLAIN.get(|| output(plain, false))?;
+    ensure!(lifted == plain, "lifted printed\n{lifted}\nplain\n{plain}");
     Ok(())
 }
 
@@ -64,11 +68,11 @@ fn python(t: &Context, pages: &str) -> Result<()> {
 
     let mut tests = Command::new("/usr/bin/python3");
     tests.args(["-m", "test", "test_re", "test_mmap", "test_json"]).current_dir(t.folder());
-    let limit = Duration::from_secs(400);
-    let lifted = t.run_within(t.lifted(&options, &tests)?, limit)?.success()?;
-    let plain = t.run_within(tests, limit)?.success()?;
+    static PLAIN: PlainAnswer = PlainAnswer::new();
+    let lifted = t.run_within(t.lifted(&options, &tests)?, LIMIT)?.success()?.stdout;
+    let plain = PLAIN.get(|| Ok(t.run_within(tests, LIMIT)?.success()?.stdout))?;
     for output in [&plain, &lifted] {
-        ensure!(output.stdout.contains("All 3 tests OK."), "{}", output.stdout);
+        ensure!(output.contains("All 3 tests OK."), "{output}");
     }
     Ok(())
 }
@@ -77,12 +81,12 @@ fn python(t: &Context, pages: &str) -> Result<()> {
 fn java(t: &Context, pages: &str) -> Result<()> {
     let mut plain = Command::new("java");
     plain.args(["-Xmx256m", "-XX:+UseSerialGC"]).arg(real("Work.java"));
-    let lifted = t.run_within(t.lifted(&["--pages", pages, "--objects", "all"], &plain)?, Duration::from_secs(400))?;
-    let plain = t.run_within(plain, Duration::from_secs(400))?.success()?;
-    let lifted = lifted.success()?;
+    static PLAIN: PlainAnswer = PlainAnswer::new();
+    let lifted = t.run_within(t.lifted(&["--pages", pages, "--objects", "all"], &plain)?, LIMIT)?.success()?;
+    let plain = PLAIN.get(|| Ok(t.run_within(plain, LIMIT)?.success()?.stdout))?;
     ensure!(lifted.own_lines().len() == 1, "no line of Pagelift's: {}", lifted.stderr);
-    ensure!(lifted.stdout == plain.stdout, "lifted printed\n{}\nplain\n{}", lifted.stdout, plain.stdout);
-    let last = plain.stdout.lines().last().context("no output")?;
+    ensure!(lifted.stdout == plain, "lifted printed\n{}\nplain\n{plain}", lifted.stdout);
+    let last = plain.lines().last().context("no output")?;
     ensure!(last == "done", "it ended with `{last}`");
     Ok(())
 }

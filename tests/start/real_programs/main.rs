@@ -9,6 +9,7 @@ mod mariadb;
 
 use anyhow::{Context as _, Result, ensure};
 use std::process::ExitCode;
+use std::sync::Mutex;
 use std::time::Duration;
 use test_support::{
     Context, Kind, LoadedElf, Need, Test, View, check_lifted, default_huge_page, due_ranges, main_of, poll_until,
@@ -23,6 +24,25 @@ fn main() -> ExitCode {
     tests.extend(compilers::tests());
     tests.extend(builds::tests());
     main_of(tests)
+}
+
+/// The answer of a plain program. The first test that needs it runs the program; the tests of other sources of pages
+/// compare with the same answer.
+struct PlainAnswer(Mutex<Option<String>>);
+
+impl PlainAnswer {
+    const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    fn get(&self, run: impl FnOnce() -> Result<String>) -> Result<String> {
+        let mut answer = self.0.lock().map_err(|_| anyhow::anyhow!("the test that ran the plain program panicked"))?;
+        let known = match answer.take() {
+            Some(known) => known,
+            None => run()?,
+        };
+        Ok(answer.insert(known).clone())
+    }
 }
 
 /// One test for each source of pages: with a pool of this size in bytes, and on transparent huge pages.

@@ -1,9 +1,11 @@
 //! Debian's mariadbd and sysbench, for tests.
 
-use crate::{Context, Session, poll_until};
+use crate::{Context, Session, poll_until, scratch_folder};
 use anyhow::{Context as _, Result, ensure};
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -25,14 +27,9 @@ impl<'a> MariadbServer<'a> {
         let folder = std::env::temp_dir().join(format!("pagelift-{name}-{}", std::process::id()));
         fs::remove_dir_all(&folder).ok();
         fs::create_dir_all(folder.join("tmp"))?;
-        let mut install = Command::new("mariadb-install-db");
-        install
-            .args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", "--user=root"])
-            .args(["--innodb-log-file-size=16M", "--skip-name-resolve"])
-            .arg(format!("--datadir={}", folder.join("data").display()))
-            // A server that starts removes temporary tables that it finds, another test's in /tmp too.
-            .env("TMPDIR", folder.join("tmp"));
-        t.run(install)?.success().context("mariadb-install-db")?;
+        let mut copy = Command::new("cp");
+        copy.args(["-a", "--reflink=auto"]).arg(installed_data(t)?).arg(folder.join("data"));
+        t.run(copy)?.success()?;
         Ok(Self { t, folder, session: None })
     }
 
@@ -146,6 +143,40 @@ impl Drop for MariadbServer<'_> {
         drop(self.session.take());
         fs::remove_dir_all(&self.folder).ok();
     }
+}
+
+const INSTALL: [&str; 6] = [
+    "--no-defaults",
+    "--auth-root-authentication-method=normal",
+    "--skip-test-db",
+    "--user=root",
+    "--innodb-log-file-size=16M",
+    "--skip-name-resolve",
+];
+
+/// A data folder without a user's tables, to be copied: made once for each version of the server, in the tests' folder for
+/// builds.
+fn installed_data(t: &Context) -> Result<PathBuf> {
+    let mut version = Command::new("/usr/sbin/mariadbd");
+    version.args(["--no-defaults", "--version"]);
+    let mut hasher = DefaultHasher::new();
+    (t.run(version)?.success()?.stdout, INSTALL).hash(&mut hasher);
+    let folder = scratch_folder().join(format!("mariadb/{:016x}", hasher.finish()));
+    let (data, part, temporary) = (folder.join("data"), folder.join("part"), folder.join("tmp"));
+    fs::create_dir_all(&temporary)?;
+    // Other test targets may run at the same time, so the lock is one between processes.
+    let lock = fs::File::create(folder.join("lock"))?;
+    let _one_at_a_time = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error)?;
+    if !data.exists() {
+        fs::remove_dir_all(&part).ok();
+        let mut install = Command::new("mariadb-install-db");
+        install.args(INSTALL).arg(format!("--datadir={}", part.display()));
+        // A server that starts removes temporary tables that it finds, another test's in /tmp too.
+        install.env("TMPDIR", &temporary);
+        t.run(install)?.success().context("mariadb-install-db")?;
+        fs::rename(&part, &data)?;
+    }
+    Ok(data)
 }
 
 /// A count in sysbench's report, by the words before it: `transactions:` for example.
