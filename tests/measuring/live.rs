@@ -37,9 +37,9 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-const SHORT: [&str; 4] = ["--window", "30ms", "--for", "8"];
+const SHORT: [&str; 4] = ["--window", "30ms", "--for", "4"];
 /// Options of a run that switches nothing, for programs without a whole huge page of code.
-const BY_NOTHING: [&str; 7] = ["--toggle-with", "true", "true", "--window", "30ms", "--for", "8"];
+const BY_NOTHING: [&str; 7] = ["--toggle-with", "true", "true", "--window", "30ms", "--for", "4"];
 const REDIS: [&str; 8] = ["--", "redis-server", "--port", "{port}", "--save", "", "--dir", "{dir}"];
 const GET: &str = "redis://127.0.0.1:{port}?query=GET key:{1..1000}";
 
@@ -137,7 +137,7 @@ fn postgres(t: &Context) -> Result<()> {
     let by_nothing = ["--toggle-with", "true", "true", "--window", "1500ms", "--for", "10"];
     let (_, lines) = recorded(t, &[&start[..], &["--work", work], &by_nothing].concat(), &server)?;
     ensure!(lines[0]["unit"] == "transactions", "{}", lines[0]);
-    let lifted = ["--pages", "thp", "--window", "100ms", "--for", "10"];
+    let lifted = ["--pages", "thp", "--window", "100ms", "--for", "6"];
     let (_, lines) = recorded(t, &[&start[..], &lifted].concat(), &server)?;
     is_lifted(&lines, "queries")?;
     let largest = |name: &str| lines.iter().filter_map(|line| line["switch"][name].as_u64()).max().unwrap_or(0);

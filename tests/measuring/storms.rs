@@ -167,7 +167,7 @@ fn has_lifted_code(session: &Session) -> Result<bool> {
 fn loaded_later(t: &Context) -> Result<()> {
     let session = storm_by(t, Command::new(Program::named("measuring/storms_of_a_plugin.c")?.build()?))?;
     let pid = session.pid().to_string();
-    let watch = t.session(t.pagelift(&["shootdowns", "-p", &pid, "--for", "6", "--json"])?)?;
+    let watch = t.session(t.pagelift(&["shootdowns", "-p", &pid, "--for", "3", "--json"])?)?;
     is_counting(&watch)?;
     session.signal(Signal::SIGUSR1)?;
     let report: Value = serde_json::from_str(&watch.finish()?.success()?.stdout)?;
@@ -209,7 +209,7 @@ fn compares_with_the_cure(answer: &Value) -> Result<()> {
 /// Measures a storm that ends after some rounds.
 fn bench_of_a_storm(t: &Context) -> Result<()> {
     let program = Program::named("measuring/storms.c")?.build()?.display().to_string();
-    let words = ["bench", "--arms", "plain,calm", "--for", "20", "--json", "--", &program];
+    let words = ["bench", "--arms", "plain,calm", "--for", "6", "--json", "--", &program];
     let output = t.run(t.pagelift(&[&words[..], &SMALL, &["5"]].concat())?)?.success()?;
     compares_with_the_cure(&serde_json::from_str(&output.stdout)?)
 }
@@ -220,7 +220,7 @@ fn bench_of_a_server(t: &Context) -> Result<()> {
     let server = format!("'{}' {{port}} 0 0 0 64", program.display());
     let load = "redis://127.0.0.1:{port}?query=PING";
     let words = ["bench", "--settle", "5ms", "--server", &server, "--arms", "calm", "--load", load, "--clients", "3"];
-    let more = ["--window", "60ms", "--starts", "2", "--for", "6", "--json"];
+    let more = ["--window", "60ms", "--starts", "2", "--for", "4", "--json"];
     let output = t.run(t.pagelift(&[&words[..], &more].concat())?)?.success()?;
     compares_with_the_cure(&serde_json::from_str(&output.stdout)?)
 }
