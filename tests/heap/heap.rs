@@ -58,7 +58,7 @@ fn operations(usual: u64) -> String {
 fn memory() -> Vec<Test> {
     vec![
         test_case("calloc_is_zero/thp", gcc(), |t| run(t, "calloc_is_zero.c", &[], &THP).map(drop)),
-        test_case("calloc_is_zero/own", gcc(), |t| run(t, "calloc_is_zero.c", &[], &["--heap=auto"]).map(drop)),
+        test_case("calloc_is_zero/own", gcc(), |t| run(t, "calloc_is_zero.c", &["sizes"], &["--heap=auto"]).map(drop)),
         test_case("calloc_is_zero/pool", pool_of(700), |t| on_pool_run(t, "calloc_is_zero.c", &[], 700).map(drop)),
         test_case("torture/thp", gcc(), |t| run(t, "torture.c", &[&operations(6000), "4", "0", "1"], &THP).map(drop)),
         test_case("torture/pool", pool_of(256), |t| {
@@ -149,7 +149,7 @@ fn forks() -> Vec<Test> {
             run(t, "forks_beside_threads_that_block_signals.c", &["4"], &THP).map(drop)
         }),
         test_case("threads_come_and_go/thp", gcc(), |t| {
-            run(t, "forks_while_threads_come_and_go.c", &[&operations(1500)], &THP).map(drop)
+            run(t, "forks_while_threads_come_and_go.c", &[&operations(500)], &THP).map(drop)
         }),
         test_case("threads_come_and_go/pool", pool_of(100), |t| {
             on_pool_run(t, "forks_while_threads_come_and_go.c", &["200"], 100).map(drop)
