@@ -6,7 +6,7 @@
 #include "ready.h"
 
 __asm__(".pushsection .note.large,\"a\",%note\n .balign 4\n .4byte 4, 6291456, 1\n .asciz \"big\"\n"
-        " .rept 6291456 / 4\n .4byte 0x01020304\n .endr\n .popsection\n");
+        " .fill 6291456 / 4, 4, 0x01020304\n .popsection\n");
 
 int main(void) {
     ready();

@@ -37,10 +37,16 @@ static uint64_t run_code(void) {
 }
 #endif
 
-/* Quadword i holds (i + 1) * ODD. */
-#define PATTERN(section, name, bytes)                                                                        \
-    __asm__(".pushsection " section "\n .balign 64\n .globl " name "\n .hidden " name "\n" name ":\n"        \
-            ".set pattern_value, 0x9e3779b97f4a7c15\n .rept (" TEXT_OF(bytes) ") / 8\n .quad pattern_value\n" \
+/* Quadword i holds (i + 1) * ODD. Eight in a line, with these multiples of ODD, are assembled four times as fast as one. */
+#define EIGHT_QUADS                                                                  \
+    ".quad pattern_value, pattern_value + 0x9e3779b97f4a7c15, pattern_value + 0x3c6ef372fe94f82a\n" \
+    ".quad pattern_value + 0xdaa66d2c7ddf743f, pattern_value + 0x78dde6e5fd29f054\n"                \
+    ".quad pattern_value + 0x1715609f7c746c69, pattern_value + 0xb54cda58fbbee87e\n"                \
+    ".quad pattern_value + 0x538454127b096493\n .set pattern_value, pattern_value + 0xf1bbcdcbfa53e0a8\n"
+#define PATTERN(section, name, bytes)                                                                    \
+    __asm__(".pushsection " section "\n .balign 64\n .globl " name "\n .hidden " name "\n" name ":\n"    \
+            ".set pattern_value, 0x9e3779b97f4a7c15\n .rept (" TEXT_OF(bytes) ") / 64\n" EIGHT_QUADS ".endr\n"  \
+            ".rept ((" TEXT_OF(bytes) ") / 8) & 7\n .quad pattern_value\n"                              \
             ".set pattern_value, pattern_value + 0x9e3779b97f4a7c15\n .endr\n .popsection\n");
 
 static inline void check_pattern(const char *name, const volatile uint64_t *words, uint64_t bytes, uint64_t plus) {
