@@ -85,7 +85,8 @@ fn from_an_image(t: &Context, words: &[&str]) -> Result<()> {
     // Of a file as young as this, `auto` makes no image by itself.
     let file = program.get_program().to_string_lossy().into_owned();
     t.run(t.pagelift(&["image", "add", "--store", &store.text(), &file])?)?.success()?;
-    let mut command = t.lifted(&[], &program)?;
+    // Prepared in the page cache, the file itself would come before the image.
+    let mut command = t.lifted(&["--prepare", "never"], &program)?;
     command.env("PAGELIFT_STORE", &store.path);
     let mut session = begin(t, command)?;
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
