@@ -2,7 +2,7 @@
 //! work.
 
 use crate::files::{own_copy_of, prepared};
-use crate::{MOST_COPIES, from_file, prepare, start};
+use crate::{from_file, prepare, start};
 use address_space::{Address, ElfImage};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use test_support::{
-    Context, MariadbServer, Need, Program, Session, Test, Uprobe, View, default_huge_page, make_small, test_case,
-    tests_folder,
+    Context, LATE_HELPER, MariadbServer, Need, Program, Session, Test, Uprobe, View, default_huge_page, make_small,
+    repeat_upon, test_case, tests_folder, until_scheduled,
 };
 
 const FUNCTION: &str = "spin_amid_code";
@@ -282,7 +282,7 @@ fn chromium(t: &Context) -> Result<()> {
     let plain = t.run_within(shows("plain"), LONG)?.success()?;
     ensure!(plain.stdout.contains(">148933 primes<"), "{}", plain.stdout);
     let options = [&FROM_THE_FILE[..], &["--only", "chromium", "--follow-lifted", "--each"]].concat();
-    let lifted = t.run_within(t.lifted(&options, &shows("lifted"))?, LONG)?.success()?;
+    let lifted = until_scheduled(t, || t.run_within(t.lifted(&options, &shows("lifted"))?, LONG)?.success())?;
     ensure!(lifted.stdout == plain.stdout, "lifted it printed\n{}\nplain\n{}", lifted.stdout, plain.stdout);
     let said = lifted.own_lines();
     let are_on_file = said.iter().all(|line| line.contains("chromium[") && line.contains("(file)"));
@@ -331,17 +331,13 @@ fn followed(t: &Context) -> Result<()> {
     let plain = driver(&compiler, &source, &t.folder().join("plain.s"));
     t.run_within(plain, LONG)?.success()?;
     let options = [&FROM_THE_FILE[..], &["--only", "cc1plus"]].concat();
-    let mut output = None;
-    // A program does not wait long at its entry for a helper that gets no CPU.
-    for _ in 0..MOST_COPIES {
+    // A busy disk or another preparation may take the whole time of the preparation.
+    let reasons = [&LATE_HELPER[..], &["found the budget of", "that prepares the file for"]].concat();
+    let output = repeat_upon(t, &reasons, || {
         make_small(&compiler)?;
         let lifted = t.lifted(&options, &driver(&compiler, &source, &t.folder().join("lifted.s")))?;
-        let ended = output.insert(t.run_within(lifted, LONG)?.success()?);
-        if !ended.stderr.contains("its helper was not scheduled in time") {
-            break;
-        }
-    }
-    let output = output.context("no run")?;
+        t.run_within(lifted, LONG)?.success()
+    })?;
     let said = output.own_lines();
     ensure!(said.len() == 1 && said[0].contains("cc1plus[") && said[0].contains("(file)"), "{said:?}");
     same(t, "lifted.s", "plain.s")

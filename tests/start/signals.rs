@@ -3,7 +3,9 @@
 
 use anyhow::{Context as _, Result, ensure};
 use std::process::{Command, ExitCode, Stdio};
-use test_support::{Context, Need, Output, Program, Session, Test, View, copy_program, main_of, test_case};
+use test_support::{
+    Context, Need, Output, Program, Session, Test, View, copy_program, main_of, test_case, until_scheduled,
+};
 
 /// The program's output if no signal was lost, added, or out of order.
 const COMPLETE: &str = "0 lost, 0 added, 0 faults";
@@ -77,7 +79,7 @@ fn at_start(t: &Context, threads: &str, options: &[&str]) -> Result<()> {
     end(t, ready(t, flooded(t, threads)?)?).context("the plain program")?;
     for _ in 0..12 {
         let options = [&["--pages", "thp"], options].concat();
-        let output = end(t, ready(t, t.lifted(&options, &flooded(t, threads)?)?)?)?;
+        let output = until_scheduled(t, || end(t, ready(t, t.lifted(&options, &flooded(t, threads)?)?)?))?;
         // If a signal ended the helper, nothing would be lifted and no line printed.
         ensure!(output.own_lines().iter().any(|line| line.contains(" on ")), "not lifted: {}", output.stderr);
     }
@@ -116,8 +118,11 @@ fn ignored(t: &Context, options: &[&str]) -> Result<()> {
     let expected = run(under_flood(&plain))?;
     for round in 0..30 {
         let lifted = t.lifted(&[&["--pages", "thp"], options].concat(), &plain)?;
-        let output = run(under_flood(&lifted)).with_context(|| format!("round {round}"))?;
-        ensure!(output.stdout == expected.stdout, "round {round}: {}", output.stdout);
+        let output = until_scheduled(t, || {
+            let output = run(under_flood(&lifted)).with_context(|| format!("round {round}"))?;
+            ensure!(output.stdout == expected.stdout, "round {round}: {}", output.stdout);
+            Ok(output)
+        })?;
         ensure!(output.own_lines().iter().any(|line| line.contains(" on ")), "round {round}: {}", output.stderr);
     }
     Ok(())
@@ -129,9 +134,11 @@ fn another_programs_signal(t: &Context) -> Result<()> {
     let mut shell = Command::new("bash");
     let script = "trap : RTMIN; kill -RTMIN $$; trap : 40; kill -40 $$; \"$0\" </dev/null";
     shell.args(["-c", script]).arg(lifted.get_program());
-    let mut command = t.lifted(&["--pages", "thp", "--only", "pie_by_default"], &shell)?;
-    command.stdin(Stdio::null());
-    let output = t.run(command)?.success()?;
+    let output = until_scheduled(t, || {
+        let mut command = t.lifted(&["--pages", "thp", "--only", "pie_by_default"], &shell)?;
+        command.stdin(Stdio::null());
+        t.run(command)?.success()
+    })?;
     let lines = output.own_lines();
     ensure!(lines.len() == 1 && lines[0].contains("pie_by_default") && lines[0].contains(" on "), "{}", output.stderr);
     Ok(())

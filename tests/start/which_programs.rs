@@ -11,7 +11,7 @@ use std::time::Duration;
 use test_support::{
     Context, Ending, Kind, Need, Output, Program, Source, Test, View, check_lifted, check_unlifted, copy_program,
     default_huge_page, due_ranges, exchange_text, main_of, pagelift_binary, poll_until, process_field, test_case,
-    write_script,
+    until_scheduled, write_script,
 };
 
 const NOBODY: u32 = 65534;
@@ -298,16 +298,18 @@ fn only_through_every_start(t: &Context) -> Result<()> {
     let mut plain = Command::new(starter);
     plain.arg(&program);
     let only = ["--pages", "thp", "--only", "pie_by_default,no_such_program"];
-    let (lifted, summed) = (t.lifted(&[&only[..], &["--each"]].concat(), &plain)?, t.lifted(&only, &plain)?);
+    let lifted = |options: &[&str]| {
+        let options = [&only[..], options].concat();
+        until_scheduled(t, || t.run(t.lifted(&options, &plain)?)?.success())
+    };
+    let (lifted, summed) = (lifted(&["--each"])?, lifted(&[])?);
     let plain = t.run(plain)?.success()?;
-    let lifted = t.run(lifted)?.success()?;
     ensure!(plain.stdout == lifted.stdout, "plain\n{}\nlifted\n{}", plain.stdout, lifted.stdout);
     ensure!(plain.stdout.matches("status 0").count() == 6, "not all six ways work here:\n{}", plain.stdout);
     let lines = lifted.own_lines();
     let of_program = lines.iter().filter(|line| line.contains("pie_by_default[") && line.contains(" MiB on ")).count();
     ensure!(of_program == 6 && lines.len() == 6, "six lifts were due:\n{}", lines.join("\n"));
     // The starter waits for all six, so its end is the last event.
-    let summed = t.run(summed)?.success()?;
     let lines = summed.own_lines();
     let sum = lines.last().context("no line")?;
     ensure!(lines.len() == 2 && lines[0].contains("pie_by_default[") && lines[0].contains(" MiB on "), "{lines:?}");
@@ -352,7 +354,7 @@ fn leaves_tracers_alone(t: &Context, name: &str) -> Result<()> {
     let mut plain_shell = Command::new("sh");
     plain_shell.args(["-c", &script]);
     let plain = t.run(plain_shell)?.success()?;
-    let lifted = t.run(command(&[])?)?.success()?;
+    let lifted = until_scheduled(t, || t.run(command(&[])?)?.success())?;
     ensure!(plain.stdout == lifted.stdout, "plain\n{}\nlifted\n{}\n{}", plain.stdout, lifted.stdout, lifted.stderr);
     let lines = lifted.own_lines();
     ensure!(lines.len() == 1 && lines[0].contains(" on "), "{}", lifted.stderr);
@@ -378,7 +380,8 @@ fn only_means_links_too(t: &Context) -> Result<()> {
     {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("{}; exit $?", executed.display())]);
-        let output = t.run(t.lifted(&["--pages", "thp", "--only", only], &shell)?)?.success()?;
+        let options = ["--pages", "thp", "--only", only];
+        let output = until_scheduled(t, || t.run(t.lifted(&options, &shell)?)?.success())?;
         let lines = output.own_lines();
         let lifted = lines.len() == 1 && lines[0].contains("served_by_link[") && lines[0].contains(" MiB on ");
         ensure!(lifted, "--only {only}: {lines:?}");
@@ -395,7 +398,8 @@ fn only_passes_a_front_end(t: &Context) -> Result<()> {
     std::os::unix::fs::symlink(env.context("no env")?, &link)?;
     let mut front_end = Command::new(&link);
     front_end.arg(&program);
-    let output = t.run(t.lifted(&["--pages", "thp", "--only", "pie_by_default"], &front_end)?)?.success()?;
+    let options = ["--pages", "thp", "--only", "pie_by_default"];
+    let output = until_scheduled(t, || t.run(t.lifted(&options, &front_end)?)?.success())?;
     let lines = output.own_lines();
     let lifted = lines.iter().filter(|line| line.contains("pie_by_default[") && line.contains(" MiB on ")).count();
     ensure!(lifted == 1, "{lines:?}");

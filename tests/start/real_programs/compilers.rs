@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Kind, Session, Test, View, tests_folder};
+use test_support::{Context, Kind, Session, Test, View, tests_folder, until_scheduled};
 
 pub fn tests() -> Vec<Test> {
     let mut tests = both_ways("cc1plus", &["command g++"], 96 << 20, cc1plus);
@@ -80,7 +80,8 @@ fn through_the_driver(t: &Context, pages: &str) -> Result<()> {
         command
     };
     t.run(compile("plain.o"))?.success()?;
-    let output = t.run(t.lifted(&["--pages", pages, "--only", "cc1plus"], &compile("lifted.o"))?)?.success()?;
+    let options = ["--pages", pages, "--only", "cc1plus"];
+    let output = until_scheduled(t, || t.run(t.lifted(&options, &compile("lifted.o"))?)?.success())?;
     let lines = output.own_lines();
     ensure!(lines.iter().filter(|line| line.contains("cc1plus[")).count() == 1, "not one line of cc1plus: {lines:?}");
     ensure!(!lines.iter().any(|line| line.contains("as[") || line.contains("g++[")), "others were lifted: {lines:?}");

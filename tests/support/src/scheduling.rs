@@ -1,0 +1,34 @@
+//! Starts that are repeated for reasons outside of the test.
+
+use crate::context::Context;
+use crate::process::Output;
+use anyhow::Result;
+
+/// Reasons for which a program is not lifted while other processes use all CPUs.
+pub const LATE_HELPER: [&str; 2] = ["its helper was not scheduled in time", "before its helper was scheduled"];
+/// Limit of starts. A reason that all of them report remains a failure.
+const MOST_STARTS: u32 = 20;
+
+/// Repeats a start while its standard error contains one of these reasons. Returns the output of the last start. Any other
+/// outcome is returned at once.
+///
+/// # Errors
+/// The error of a start.
+pub fn repeat_upon(t: &Context, reasons: &[&str], mut start: impl FnMut() -> Result<Output>) -> Result<Output> {
+    for _ in 1..MOST_STARTS {
+        let output = start()?;
+        if !reasons.iter().any(|reason| output.stderr.contains(reason)) {
+            return Ok(output);
+        }
+        t.note(format!("started again: {}", output.stderr.trim()));
+    }
+    start()
+}
+
+/// Repeats a start until each program's helper got a CPU in time: a program does not wait long at its entry.
+///
+/// # Errors
+/// The error of a start.
+pub fn until_scheduled(t: &Context, start: impl FnMut() -> Result<Output>) -> Result<Output> {
+    repeat_upon(t, &LATE_HELPER, start)
+}
