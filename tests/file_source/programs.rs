@@ -197,7 +197,9 @@ fn debugged(t: &Context) -> Result<()> {
 fn node(t: &Context) -> Result<()> {
     let printed = Command::new("node").args(["-p", "process.execPath"]).output()?;
     let original = PathBuf::from(String::from_utf8(printed.stdout)?.trim());
-    let mut command = Command::new(own_copy_of(t, &original, "node")?);
+    let copy = own_copy_of(t, &original, "node")?;
+    let _held = prepared(t, std::slice::from_ref(&copy), 100)?;
+    let mut command = Command::new(copy);
     command.arg(tests_folder().join("start/programs/real/node.js"));
     works_as_plain(t, &command, "go on\n")
 }
