@@ -44,7 +44,9 @@ fn on_pool(mebibytes: u64) -> Result<[String; 2]> {
     Ok([format!("--heap={}", page.bytes()), format!("--heap-reserve={}", mebibytes * MIB)])
 }
 
+/// Runs a program on the pool. It finds all pages free, although another program has just used them.
 fn on_pool_run(t: &Context, program: &str, arguments: &[&str], mebibytes: u64) -> Result<Output> {
+    t.pool()?.wait_until_all_free()?;
     let options = on_pool(mebibytes)?;
     run(t, program, arguments, &options.each_ref().map(String::as_str))
 }
@@ -63,11 +65,11 @@ fn memory() -> Vec<Test> {
         test_case("torture/thp", gcc(), |t| run(t, "torture.c", &[&operations(6000), "4", "0", "1"], &THP).map(drop)),
         test_case("torture/pool", pool_of(256), |t| {
             on_pool_run(t, "torture.c", &[&operations(6000), "4", "0", "2"], 256)?;
-            whole_pool_is_free(t)
+            t.pool()?.wait_until_all_free()
         }),
         test_case("a_pool_that_is_too_small", pool_of(40), |t| {
             on_pool_run(t, "torture.c", &[&operations(3000), "2", "0", "3"], 4096)?;
-            whole_pool_is_free(t)
+            t.pool()?.wait_until_all_free()
         }),
         test_case("a_pool_that_shrinks", pool_of(128), |t| {
             let mut torture = Program::named("heap/torture.c")?.command()?;
@@ -91,18 +93,6 @@ fn memory() -> Vec<Test> {
         }),
         test_case("threads_waste_no_huge_pages", pool_of(128), threads_waste_no_huge_pages),
     ]
-}
-
-fn whole_pool_is_free(t: &Context) -> Result<()> {
-    let (free, all) = (t.pool()?.free()?, t.pool()?.pages());
-    ensure!(free == all, "{free} of {all} pages of the pool are free");
-    Ok(())
-}
-
-/// The kernel destroys rings of io_uring, and releases their pages, only after their process has ended.
-fn whole_pool_becomes_free(t: &Context) -> Result<()> {
-    poll_until(Duration::from_secs(60), "a free pool", || whole_pool_is_free(t).is_ok())?;
-    whole_pool_is_free(t)
 }
 
 fn threads_waste_no_huge_pages(t: &Context) -> Result<()> {
@@ -178,19 +168,19 @@ fn forks() -> Vec<Test> {
             for _ in 0..6 {
                 on_pool_run(t, "writes_while_the_pool_is_left.c", &[], 120)?;
             }
-            whole_pool_is_free(t)
+            t.pool()?.wait_until_all_free()
         }),
         test_case("no_read_is_lost/room_in_the_pool", pool_of(120), |t| {
             // 30 MiB are used; the rest of the taken pages returns to the pool for the copies.
             let output = on_pool_run(t, "reads_while_it_forks.c", &["10", "20"], 120)?;
             ensure!(output.stdout == "0 of 10 forks refused\n", "{}{}", output.stdout, output.stderr);
-            whole_pool_becomes_free(t)
+            t.pool()?.wait_until_all_free()
         }),
         test_case("no_read_is_lost/no_room_in_the_pool", pool_of(64), |t| {
             let output = on_pool_run(t, "reads_while_it_forks.c", &["3", "50"], 64)?;
             ensure!(output.stdout == "3 of 3 forks refused\n", "{}{}", output.stdout, output.stderr);
             ensure!(output.stderr.contains("fork refused: "), "{}", output.stderr);
-            whole_pool_becomes_free(t)
+            t.pool()?.wait_until_all_free()
         }),
         test_case("beside_aio_the_pool_needs_room", pool_of(120), |t| {
             let run = |words: &[&str]| on_pool_run(t, "forks_with_a_filled_heap.c", words, 120).map(|o| o.stdout);
@@ -202,13 +192,13 @@ fn forks() -> Vec<Test> {
                 let said = run(words)?;
                 ensure!(said == expected, "{words:?}: {said}");
             }
-            whole_pool_becomes_free(t)
+            t.pool()?.wait_until_all_free()
         }),
         test_case("no_cancelled_thread_ends_in_a_fork/pool", pool_of(100), |t| {
             for _ in 0..5 {
                 on_pool_run(t, "forks_in_a_cancelled_thread.c", &[], 100)?;
             }
-            whole_pool_is_free(t)
+            t.pool()?.wait_until_all_free()
         }),
         test_case("waits_last_as_long_as_they_should/pool", pool_of(64), |t| {
             on_pool_run(t, "waits_last_as_long_as_they_should.c", &[], 64).map(drop)

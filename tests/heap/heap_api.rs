@@ -95,8 +95,7 @@ impl Ground {
         };
         let output = t.run_within(command, Duration::from_secs(400))?;
         if matches!(self, Self::Pool) {
-            let (free, all) = (t.pool()?.free()?, t.pool()?.pages());
-            ensure!(free == all, "{free} of {all} pages of the pool are free");
+            t.pool()?.wait_until_all_free()?;
         }
         Ok(output)
     }

@@ -105,9 +105,7 @@ fn torture(t: &Context, group: &ControlGroup, options: &[&str], words: &[&str]) 
     torture.args(words);
     let output = t.run(group.around(&t.lifted(options, &torture)?))?;
     ensure!(output.ending == Ending::Exit(0), "{options:?}: {:?}: {}", output.ending, output.stderr);
-    let (free, all) = (t.pool()?.free()?, t.pool()?.pages());
-    ensure!(free == all, "{free} of {all} pages of the pool are free");
-    Ok(())
+    t.pool()?.wait_until_all_free()
 }
 
 /// Limits that leave none, a few, or one arena of the pool's 80 MiB, by each available version of cgroups.

@@ -99,6 +99,7 @@ fn restarted(t: &Context) -> Result<()> {
     let other = unit.start(t)?.success()?;
     ensure!(counts()? == (before + PAGES, 0) && other.stdout.contains("added before"), "{other:?}");
     session.finish()?.success()?;
+    t.pool()?.wait_until_free(PAGES)?;
     // As if the unit had never been started.
     unit.stop(t)?;
     ensure!(counts()? == (before, 0), "{:?}, before {before}", counts()?);
@@ -125,6 +126,7 @@ fn restarted_without_a_record(t: &Context) -> Result<()> {
         unit.start(t)?.success()?;
         ensure!(counts()? == (before + PAGES, 0), "{damage}: {:?}, before {before}", counts()?);
         session.finish()?.success()?;
+        t.pool()?.wait_until_free(PAGES)?;
         unit.stop(t)?;
         ensure!(counts()? == (before, 0), "{damage}: {:?}, before {before}", counts()?);
     }

@@ -104,8 +104,7 @@ fn pool() -> Vec<Test> {
             let (output, hugetlb, _) = survives(t, "start/pie_by_default.c", &[], &["--pages", "hugetlb"])?;
             ensure!(hugetlb > 0 && hugetlb <= 6 << 20, "{hugetlb} bytes from a pool of 6 MiB");
             says(&output, &["pool reserve"])?;
-            ensure!(t.pool()?.free()? == t.pool()?.pages(), "pages are lost");
-            Ok(())
+            t.pool()?.wait_until_all_free()
         }),
         test_case("pool/too_small_and_auto_fills_up_with_thp", pool_of(6 << 20), |t| {
             // A file on tmpfs is not in huge folios unless it is collapsed.
@@ -181,8 +180,7 @@ fn gigantic_pages(t: &Context) -> Result<()> {
         survives(t, "start/bss_of_several_gib.c", &[], &[&options[..], &["--max-memory", "3G"]].concat())?;
     ensure!([1 << 30, 2 << 30].contains(&hugetlb), "{hugetlb} bytes on 1 GiB pages: {}", output.stderr);
     says(&output, &["1 GiB pages"])?;
-    ensure!(t.pool()?.free()? == GIGANTIC_PAGES, "a page is lost");
-    Ok(())
+    t.pool()?.wait_until_free(GIGANTIC_PAGES)
 }
 
 /// The pool has enough pages, the cgroup does not: with the plain limit, a fault beyond it would be SIGBUS.
@@ -193,9 +191,7 @@ fn hugetlb_cgroup(t: &Context, limit: fn(PageSize) -> Limit) -> Result<()> {
     let (output, hugetlb, _) = survives(t, "start/pie_by_default.c", &group.words(), &options)?;
     ensure!(hugetlb <= 3 * huge.bytes(), "{hugetlb} bytes, more than the group's limit");
     ensure!(!output.own_lines().is_empty(), "nothing is said");
-    let free = t.pool()?.free()?;
-    ensure!(free == t.pool()?.pages(), "{free} of {} pages are free again", t.pool()?.pages());
-    Ok(())
+    t.pool()?.wait_until_all_free()
 }
 
 /// A seccomp filter refuses each call that a lift may make, with the errnos of common filters.

@@ -3,6 +3,7 @@
 //! them first.
 
 use crate::need::meminfo;
+use crate::process::poll_until;
 use address_space::PageSize;
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
@@ -13,6 +14,8 @@ use std::time::Duration;
 const LOCK: &str = "/run/lock/pagelift-pool.lock";
 const RECORD: &str = "/run/lock/pagelift-pool.before-tests";
 const ATTEMPTS: u32 = 5;
+/// Time after which no process is still inside a read of an ended program's mappings.
+const LONG_AFTER_AN_END: Duration = Duration::from_secs(60);
 
 /// Holds the lock and the pool at the wanted size until dropped.
 #[derive(Debug)]
@@ -119,6 +122,28 @@ impl PoolReservation {
     /// The pool cannot be read.
     pub fn free(&self) -> Result<u64> {
         available_pages(self.page)
+    }
+
+    /// Waits until this number of pages is free. The memory of a program outlives it while another process reads its
+    /// `/proc/PID/maps`, or while the kernel destroys its rings of io_uring.
+    ///
+    /// # Errors
+    /// Another number is still free after a minute, or the pool cannot be read.
+    pub fn wait_until_free(&self, due: u64) -> Result<()> {
+        let mut found = self.free()?;
+        let waited = poll_until(LONG_AFTER_AN_END, "free pages of the pool", || {
+            found = self.free().unwrap_or(found);
+            found == due
+        });
+        waited.with_context(|| format!("{found} pages of the pool are free, due: {due}"))
+    }
+
+    /// Waits until all pages of the reservation are free, as [`PoolReservation::wait_until_free`].
+    ///
+    /// # Errors
+    /// As for [`PoolReservation::wait_until_free`]: a page is lost.
+    pub fn wait_until_all_free(&self) -> Result<()> {
+        self.wait_until_free(self.pages)
     }
 }
 
