@@ -14,7 +14,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Output, Program, Session, View, main_of, poll_until, test_case};
+use test_support::{
+    Context, Ending, Need, Output, Program, Session, View, main_of_one_at_a_time, poll_until, test_case,
+};
 
 /// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
@@ -48,7 +50,7 @@ fn main() -> ExitCode {
     tests.extend(report::tests(needs));
     tests.extend(sequence::tests());
     tests.extend(servers::tests());
-    main_of(tests)
+    main_of_one_at_a_time(tests)
 }
 
 fn started(t: &Context) -> Result<Session> {
