@@ -167,7 +167,8 @@ fn interrupted(t: &Context, program: &str) -> Result<()> {
 /// the call ends, or continues.
 fn signalled(t: &Context, call: &str) -> Result<()> {
     const SIGNALS: usize = 8;
-    const ATTEMPTS: usize = 400;
+    // Beside other work, most stops are over before they are seen.
+    const ATTEMPTS: usize = 4000;
     let limit = Duration::from_secs(120);
     let number = match call {
         "epoll_wait" => CALLS[0],
@@ -177,7 +178,8 @@ fn signalled(t: &Context, call: &str) -> Result<()> {
     for signal in [Signal::SIGUSR1, Signal::SIGUSR2] {
         let mut command = Program::named("attach/waits_for_signals.c")?.command()?;
         command.arg(call).stdin(Stdio::piped());
-        let mut session = begin(t, command)?;
+        let mut session = t.session_within(command, Duration::from_secs(1800))?;
+        session.wait_for_line("ready")?;
         let goes_on = call == "read" && signal == Signal::SIGUSR1;
         let mut sent = 0;
         for attempt in 0.. {
