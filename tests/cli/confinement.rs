@@ -17,7 +17,8 @@ use test_support::{
 /// The capabilities that reading may need, by the numbers in linux/capability.h: DAC_READ_SEARCH, SYS_PTRACE,
 /// CHECKPOINT_RESTORE, and SYS_ADMIN, which kernels before 5.9 require instead of CHECKPOINT_RESTORE.
 const READING: u64 = 1 << 2 | 1 << 19 | 1 << 40 | 1 << 21;
-const LONG: Duration = Duration::from_secs(60);
+/// Limit of a wait that only a hang reaches.
+const LONG: Duration = Duration::from_secs(240);
 
 fn main() -> ExitCode {
     let readelf = || vec![Need::Command("readelf".into())];
