@@ -6,11 +6,10 @@ use anyhow::Result;
 
 /// Reasons for which a program is not lifted while other processes use all CPUs.
 pub const LATE_HELPER: [&str; 2] = ["its helper was not scheduled in time", "before its helper was scheduled"];
-/// Limit of starts. A reason that all of them report remains a failure.
+/// Maximum number of starts. The output of the last one is checked whatever it reports.
 const MOST_STARTS: u32 = 20;
 
-/// Repeats a start while its standard error contains one of these reasons. Returns the output of the last start. Any other
-/// outcome is returned at once.
+/// Repeats a start while its standard error contains a listed reason. Returns the output of the last start.
 ///
 /// # Errors
 /// The error of a start.
