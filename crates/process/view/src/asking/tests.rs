@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const LIMITS: Limits = Limits {
     // A thread that answers at once gets a CPU within two ticks, also on a busy machine.
-    tick: Duration::from_millis(500),
+    tick: Duration::from_millis(250),
     patience: 2,
     limit: 10,
     scan: 100,
@@ -13,7 +13,7 @@ const LIMITS: Limits = Limits {
     reserve: 1,
     most_of_a_user: 3,
     of_a_user: Duration::from_secs(60),
-    short: Duration::from_millis(1500),
+    short: Duration::from_millis(750),
     user_of: |_| None,
 };
 /// The threads that are left behind count for all tests of this process.
@@ -73,7 +73,7 @@ impl Processes {
 fn wait_for_the_end() {
     let begun = Instant::now();
     while locked(&KNOWN).left_behind.iter().any(|silent| silent.thread.strong_count() > 0) {
-        assert!(begun.elapsed().as_secs() < 240, "threads wait for nothing");
+        assert!(begun.elapsed().as_secs() < 60, "threads wait for nothing");
         thread::yield_now();
     }
 }
