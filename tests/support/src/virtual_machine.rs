@@ -105,7 +105,7 @@ impl Initramfs {
 }
 
 /// The contents of a program without its debug information, which an emulated machine would unpack at each boot. They are kept
-/// for the next machine. Without strip(1) they are those of the program.
+/// for the next machine. Without strip(1) the program is used as it is.
 fn without_debug_information(program: &Path) -> Result<Vec<u8>> {
     let contents = || fs::read(program).with_context(|| format!("cannot read {}", program.display()));
     let state = fs::metadata(program).with_context(|| format!("cannot read {}", program.display()))?;

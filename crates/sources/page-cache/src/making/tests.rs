@@ -26,7 +26,7 @@ struct Block {
     lies: Lies,
     /// Another process maps one of its pages.
     is_held: bool,
-    /// Number of searches after which that process, which only looked at the file, has it mapped no longer.
+    /// Number of searches after which that process, which only reads the state of the file, no longer maps it.
     looks: u32,
     /// Number of evictions that fail because the kernel uses the pages.
     in_hand: u32,
@@ -343,7 +343,7 @@ fn who_maps_a_block_keeps_its_pages() {
     }
 }
 
-/// A process that only looks at the file has small blocks mapped for a moment. If it does not run in that moment, several
+/// A process that only reads the state of the file maps small blocks for a moment. If it waits for a CPU then, several
 /// searches find it.
 #[test]
 fn a_look_by_another_process_is_waited_for() {
