@@ -298,6 +298,12 @@ pub(crate) fn recorded(identity: &FileIdentity) -> Option<Attempt> {
     own().or_else(|| attempt_of_root(identity))
 }
 
+/// True if an attempt with a file has failed at this boot, also if its reason no longer holds.
+pub(crate) fn was_tried(identity: &FileIdentity) -> bool {
+    let own = || read_in(&Attempts::of_this_user()?.directory, &name_of(identity)).filter(Attempt::is_of_this_boot);
+    own().is_some() || attempt_of_root(identity).is_some()
+}
+
 /// The attempt of root with a file, which every user can read.
 pub(crate) fn attempt_of_root(identity: &FileIdentity) -> Option<Attempt> {
     let path = Path::new(ROOTS).join(name_of(identity));

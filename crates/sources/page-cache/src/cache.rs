@@ -70,8 +70,8 @@ pub(crate) trait PageCache {
 pub(crate) struct Holders {
     /// The processes, with their names, by block.
     pub by_block: BTreeMap<u64, Vec<(i32, String)>>,
-    /// The processes among them that map the file by shared mappings only (`MAP_SHARED`). Code is mapped privately; Pagelift
-    /// itself makes a shared mapping for a moment whenever it reads the state of a file.
+    /// The processes among them that map the file by shared mappings only (`MAP_SHARED`), for reading. Code is mapped
+    /// privately; Pagelift itself makes such a mapping for a moment whenever it reads the state of a file.
     pub sharers: BTreeSet<i32>,
     /// Number of processes that this user cannot inspect, or that do not answer.
     pub unseen: u64,

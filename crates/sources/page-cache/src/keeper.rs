@@ -1,6 +1,6 @@
 //! Keeps files in huge folios: after they were replaced, and after reclaim has dropped them.
 
-use crate::attempts::recorded;
+use crate::attempts::was_tried;
 use crate::{Budget, Effort, HugeExtents, Prepared, Refusal, loaded_offsets, prepare};
 use address_space::{PageSize, format_bytes};
 use linux::file_mapping::FileMapping;
@@ -185,7 +185,7 @@ impl Keeper {
         self.unreadable.remove(path);
         // The locks of a file that was replaced would keep the old one.
         let before = self.files.remove(path).filter(|known| known.identity == identity);
-        let has_tried = before.is_some() || recorded(&identity).is_some();
+        let has_tried = before.is_some() || was_tried(&identity);
         let effort = if has_tried { Effort::Once } else { Effort::Always };
         let offsets = loaded_offsets(&file).unwrap_or(0..u64::MAX);
         match prepare(&file, path, offsets, self.huge, effort, Budget::UNLIMITED) {

@@ -51,8 +51,10 @@ pub(crate) struct Making<'a, C: PageCache> {
     evictions: u64,
     /// The processes that map pages of the blocks, once they have been searched.
     holders: Option<Holders>,
-    /// Blocks of which pages stayed although nobody was seen who maps them.
+    /// Blocks of which pages stayed although nobody was seen who maps them, and not every process can be seen.
     in_vain: BTreeSet<u64>,
+    /// Blocks of which pages stayed at an eviction although nobody was seen who maps them.
+    stayed: BTreeSet<u64>,
 }
 
 /// The outcome of collapsing.
@@ -94,6 +96,7 @@ impl<'a, C: PageCache> Making<'a, C> {
             evictions,
             holders,
             in_vain,
+            stayed: BTreeSet::new(),
         })
     }
 
@@ -184,16 +187,8 @@ impl<'a, C: PageCache> Making<'a, C> {
             self.find_holders()?;
         }
         let most = (self.budget.bytes)();
-        let mut limit = self.create_in_passes(most)?;
-        for pause in PAUSES_FOR_LOOKS {
-            if limit.is_some() || !self.may_pass() {
-                break;
-            }
-            self.cache.pause(pause);
-            self.holders = None;
-            self.find_holders()?;
-            limit = self.create_in_passes(most)?;
-        }
+        let limit = self.create_in_passes(most)?;
+        let limit = if limit.is_none() { self.create_after_looks(most)? } else { limit };
         match limit {
             _ if self.wanted().is_empty() => Ok(None),
             Some(limit) => Ok(Some(self.out_of_budget(limit))),
@@ -206,9 +201,41 @@ impl<'a, C: PageCache> Making<'a, C> {
         // Pages that the kernel uses temporarily are not evicted the first time, and reclaim may drop a block
         // before it is held.
         for _ in 0..PASSES {
-            let limit = self.create(most)?;
-            if limit.is_some() || self.to_create().is_empty() {
+            let blocks = self.to_create();
+            if blocks.is_empty() {
+                break;
+            }
+            let limit = self.create(&blocks, most)?;
+            if limit.is_some() {
                 return Ok(limit);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for processes that may have blocks mapped for a moment only, as long as the budget allows, and makes the blocks
+    /// that they no longer hold. Returns the limit that ended it.
+    fn create_after_looks(&mut self, most: u64) -> Result<Option<Limit>, Error> {
+        for pause in PAUSES_FOR_LOOKS.iter().map(Some).chain([None]) {
+            // Processes may have mapped blocks since the last search.
+            let stayed = |block: &u64| self.is_mapped(*block) || self.stayed.contains(block);
+            let held: Vec<u64> = self.wanted().into_iter().filter(stayed).collect();
+            if held.is_empty() || self.time_is_up().is_some() {
+                break;
+            }
+            self.holders = None;
+            self.find_holders()?;
+            let left: Vec<u64> = held.into_iter().filter(|block| !self.is_mapped(*block)).collect();
+            if !left.is_empty() {
+                let limit = self.create(&left, most)?;
+                if limit.is_some() {
+                    return Ok(limit);
+                }
+            }
+            let ends_in_time = |pause: &&Duration| self.cache.elapsed().saturating_add(**pause) < self.budget.time;
+            match pause.filter(ends_in_time).filter(|_| self.may_pass()) {
+                Some(pause) => self.cache.pause(*pause),
+                None => break,
             }
         }
         Ok(None)
@@ -307,11 +334,11 @@ impl<'a, C: PageCache> Making<'a, C> {
         self.holders.as_ref().is_some_and(is_held) || self.in_vain.contains(&block)
     }
 
-    /// Evicts and reads again, block by block, so that little is missing at any time, and at most `most` bytes; then looks
-    /// at all blocks. Returns the limit that ended it.
-    fn create(&mut self, most: u64) -> Result<Option<Limit>, Error> {
+    /// Evicts these blocks and reads them again, one by one, so that little is missing at any time, and at most `most` bytes;
+    /// then looks at all blocks. Returns the limit that ended it.
+    fn create(&mut self, blocks: &[u64], most: u64) -> Result<Option<Limit>, Error> {
         let (mut limit, mut mappings) = (None, Vec::new());
-        'runs: for run in runs(&self.to_create()) {
+        'runs: for run in runs(blocks) {
             let mapping = self.cache.map_to_create(&run)?;
             for block in run {
                 limit = self.time_is_up().or_else(|| self.bytes_are_used_up(most));
@@ -360,6 +387,7 @@ impl<'a, C: PageCache> Making<'a, C> {
             return Ok(true);
         }
         let unseen = holders.unseen > 0;
+        self.stayed.insert(block);
         Ok(unseen && self.in_vain.insert(block))
     }
 
@@ -432,12 +460,9 @@ impl<'a, C: PageCache> Making<'a, C> {
         if unseen > 0 {
             return Ok(Refusal::Mapped { processes: Vec::new(), blocks, unseen, path });
         }
-        // Another process may have mapped them since the search.
-        self.holders = None;
-        let Holders { by_block, unseen, .. } = self.find_holders()?;
-        if small.iter().any(|block| by_block.contains_key(block)) {
-            let processes: BTreeSet<_> = by_block.values().flatten().cloned().collect();
-            return Ok(Refusal::Mapped { processes: processes.into_iter().collect(), blocks, unseen: *unseen, path });
+        // A process that has ended since, or has only looked at the file, may have kept them.
+        if small.iter().any(|block| self.stayed.contains(block)) {
+            return Ok(Refusal::InUse { blocks, path });
         }
         Ok(Refusal::StayedSmall { blocks, file_system: self.cache.file_system()?, path })
     }

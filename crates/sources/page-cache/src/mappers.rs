@@ -148,9 +148,10 @@ impl FileUsers {
         all
     }
 
-    /// The processes all of whose mappings of the file are shared.
+    /// The processes all of whose mappings of the file are shared and cannot be written.
     pub(crate) fn sharers(&self) -> BTreeSet<i32> {
-        let shares = |parts: &[&MappedPart]| parts.iter().all(|part| part.mapping.shared);
+        let shares =
+            |parts: &[&MappedPart]| parts.iter().all(|part| part.mapping.shared && !part.mapping.protection.write);
         self.by_process().into_iter().filter(|(_, parts)| shares(parts)).map(|(pid, _)| pid).collect()
     }
 
@@ -255,13 +256,15 @@ mod tests {
     }
 
     #[test]
-    fn a_process_with_any_private_mapping_is_no_sharer() {
+    fn a_process_that_maps_privately_or_writes_is_no_sharer() {
         let of = |pid: i32, shared: bool| {
             let mut found = part(0, 0x1000, 0);
             (found.pid, found.mapping.shared) = (pid, shared);
             found
         };
-        let users = FileUsers { parts: vec![of(1, true), of(2, true), of(2, false), of(3, false)] };
+        let mut written = of(4, true);
+        written.mapping.protection = Protection { write: true, ..Protection::READ };
+        let users = FileUsers { parts: vec![of(1, true), of(2, true), of(2, false), of(3, false), written] };
         assert_eq!(users.sharers(), BTreeSet::from([1]));
     }
 

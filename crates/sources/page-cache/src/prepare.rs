@@ -7,6 +7,7 @@ use crate::cache::KernelCache;
 use crate::file_system::may_collapse_in_place;
 use crate::look::Hold;
 use crate::making::Making;
+use crate::refusal::Limit;
 use crate::{Error, HugeExtents, Refusal};
 use address_space::PageSize;
 use linux::pages::transparent_huge_page;
@@ -198,6 +199,10 @@ impl Work<'_> {
             // The blocks made so far remain: the next attempt continues from there.
             Refusal::OutOfBudget { .. } if !(self.making.created.is_empty() && self.making.collapsed.is_empty()) => {
                 return None;
+            }
+            // The time was spent on waiting for others.
+            Refusal::OutOfBudget { limit: Limit::Time(_), .. } if self.making.may_pass() => {
+                Lasting::pause_after(before)
             }
             Refusal::OutOfBudget { .. } => Lasting::a_while(),
             // The next attempt may well succeed.

@@ -339,7 +339,7 @@ fn who_maps_a_block_keeps_its_pages() {
         let blocks = cache.blocks.borrow();
         assert!(blocks.iter().filter(|block| block.is_held).all(|block| block.lies == Lies::Small));
         let evictions: u32 = blocks.iter().filter(|block| block.is_held).map(|block| block.evictions).sum();
-        assert_eq!((evictions, cache.looks_for_holders.get()), (most, 1));
+        assert_eq!((evictions, cache.looks_for_holders.get()), (most, 2));
     }
 }
 
@@ -350,7 +350,7 @@ fn a_look_by_another_process_is_waited_for() {
     for budget in [Budget::UNLIMITED, LATE] {
         for looks in 1..=4 {
             let cache = Simulated::of(&[Lies::Small; 5]).held(&[0, 2, 4]);
-            [0, 2, 4].map(|number| cache.change(number, |block| block.looks = looks));
+            [0, 2, 4].into_iter().for_each(|number| cache.change(number, |block| block.looks = looks));
             let mut work = making(&cache, budget).unwrap();
             let refusal = work.make().unwrap();
             assert!(refusal.is_none(), "after {looks} searches: {refusal:?}");
@@ -369,7 +369,43 @@ fn a_look_without_end_is_given_up() {
         Some(Refusal::Mapped { blocks: 1, .. }) => assert!(work.may_pass()),
         other => panic!("{other:?}"),
     }
-    assert_eq!(cache.looks_for_holders.get() as usize, 1 + PAUSES_FOR_LOOKS.len());
+    assert_eq!(cache.looks_for_holders.get() as usize, 2 + PAUSES_FOR_LOOKS.len());
+}
+
+/// The pauses end with the time of the budget, and the time that they took forbids no attempts for long.
+#[test]
+fn looks_are_waited_for_within_the_budget() {
+    let cache = Simulated::of(&[Lies::Small; 2]).held(&[0, 1]);
+    [0, 1].into_iter().for_each(|number| cache.change(number, |block| block.looks = u32::MAX));
+    let mut work = making(&cache, Budget { time: Duration::from_millis(50), ..LATE }).unwrap();
+    match work.make().unwrap() {
+        Some(Refusal::Mapped { blocks: 2, .. }) => assert!(work.may_pass()),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(cache.elapsed.get(), Duration::from_millis(21));
+}
+
+/// Blocks that nobody holds are not made again with those of a look.
+#[test]
+fn only_blocks_of_a_look_are_tried_again() {
+    let cache = Simulated { fragmented: true, ..Simulated::of(&[Lies::Small; 4]) }.held(&[3]);
+    cache.change(3, |block| block.looks = 3);
+    let mut work = making(&cache, Budget::UNLIMITED).unwrap();
+    work.make().unwrap();
+    let evictions: Vec<u32> = cache.blocks.borrow().iter().map(|block| block.evictions).collect();
+    assert_eq!(evictions, [PASSES as u32, PASSES as u32, PASSES as u32, 1]);
+}
+
+/// A process that maps blocks after the search and ends before the next one leaves no mark, but the pages have stayed.
+#[test]
+fn pages_that_stay_do_not_count_as_small_for_good() {
+    let cache = Simulated::of(&[Lies::Small; 2]);
+    cache.change(1, |block| block.in_hand = u32::MAX);
+    let mut work = making(&cache, LATE).unwrap();
+    match work.make().unwrap() {
+        Some(Refusal::InUse { blocks: 1, .. }) => {}
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Processes that cannot be seen may map every block: after a few the rest is left alone.

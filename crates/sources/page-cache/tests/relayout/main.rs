@@ -237,7 +237,7 @@ fn whole_pages(old: &[u8], huge: u64, which: impl Fn(&Load) -> bool) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_byte_stays_at_its_address(wishes in wishes()) {
