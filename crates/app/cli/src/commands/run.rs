@@ -403,7 +403,7 @@ impl<'a> Teller<'a> {
     /// Counts and reports a program that has ended, whose standard error is closed.
     fn note_unseen(&self, report: &LiftReport) {
         if self.sums_up() {
-            lock(&self.sum).add(report, ProcessFiles::of(report.pid).start_time());
+            lock(&self.sum).add_unseen(report, ProcessFiles::of(report.pid).start_time());
         }
         if let Some(path) = self.args.outcome.report.as_ref().filter(|path| !is_standard_output(path)) {
             let _ = report.write(path, !self.args.only.is_empty());

@@ -27,6 +27,8 @@ pub struct Sum {
     /// Names of programs whose first process has had its line. A link to a front end can have the name of the program that
     /// it executes.
     names: BTreeMap<String, Printed>,
+    /// Names of programs that ended before anything could be printed about them.
+    unseen: BTreeSet<String>,
     /// Processes whose lines were held back.
     held: BTreeSet<i32>,
     processes: u64,
@@ -49,6 +51,18 @@ impl Sum {
         self.count(process, &report.program, report.lift.covered_bytes, report.postponed.is_some(), || report.line())
     }
 
+    /// Adds an outcome of a process that has ended before its line could be printed: the sum names it.
+    pub fn add_unseen(&mut self, report: &LiftReport, started: Option<u64>) {
+        let process = (report.pid, started);
+        self.count_unseen(process, &report.program, report.lift.covered_bytes, || report.line());
+    }
+
+    fn count_unseen(&mut self, process: Started, name: &str, bytes: u64, line: impl FnOnce() -> String) {
+        self.tally(process, bytes, false, line);
+        self.unseen.insert(name.to_owned());
+        self.held.insert(process.0);
+    }
+
     fn count(
         &mut self,
         process: Started,
@@ -57,6 +71,16 @@ impl Sum {
         postponed: bool,
         line: impl FnOnce() -> String,
     ) -> bool {
+        let is_lifted = self.tally(process, bytes, postponed, line);
+        let is_held = !self.is_printed(process, name, is_lifted) && !self.is_over;
+        if is_held {
+            self.held.insert(process.0);
+        }
+        is_held
+    }
+
+    /// Counts an outcome; returns true if something was lifted, or will be.
+    fn tally(&mut self, process: Started, bytes: u64, postponed: bool, line: impl FnOnce() -> String) -> bool {
         // A front end executes the program in the same process, which counts once.
         self.processes += u64::from(self.counted.insert(process));
         self.not_lifted.remove(&process);
@@ -70,11 +94,7 @@ impl Sum {
                 self.outcomes.push((process, line()));
             }
         }
-        let is_held = !self.is_printed(process, name, is_lifted) && !self.is_over;
-        if is_held {
-            self.held.insert(process.0);
-        }
-        is_held
+        is_lifted
     }
 
     /// True for the line of the first program of a name, of the first lifted one, and of the program that a front end of the same
@@ -105,7 +125,8 @@ impl Sum {
         if self.held.is_empty() {
             return None;
         }
-        let names: Vec<&str> = self.names.keys().map(String::as_str).collect();
+        let names: BTreeSet<&str> = self.names.keys().chain(&self.unseen).map(String::as_str).collect();
+        let names: Vec<&str> = names.into_iter().collect();
         let (processes, bytes) = (counted(self.processes, "process"), format_bytes(self.bytes));
         let mut line = format!("pagelift: {}: {processes}, {bytes} on huge pages in all", names.join(", "));
         if self.postponed > 0 {
@@ -186,6 +207,19 @@ mod tests {
         }
         let line = sum.end(&["rustc".to_owned()]).unwrap();
         assert!(line.contains("1 not lifted, the first: rustc[8]"), "{line}");
+    }
+
+    #[test]
+    fn a_program_that_ended_before_it_was_seen_is_part_of_the_sum() {
+        let mut sum = Sum::default();
+        sum.count_unseen((7, Some(1)), "cc1", 0, || "pagelift: cc1[7]: nothing lifted: missed".to_owned());
+        assert!(!sum.count((8, Some(1)), "cc1", MIB, false, String::new), "the first that can have a line has none");
+        let line = sum.end(&["cc1".to_owned()]).unwrap();
+        assert!(line.contains("cc1: 2 processes, 1.0 MiB"), "{line}");
+        assert!(line.contains("1 not lifted, the first: cc1[7]: nothing lifted: missed"), "{line}");
+        let mut alone = Sum::default();
+        alone.count_unseen((7, Some(1)), "cc1", 0, String::new);
+        assert!(alone.end(&["cc1".to_owned()]).unwrap().starts_with("pagelift: cc1: 1 process, 0 B on"));
     }
 
     #[test]
