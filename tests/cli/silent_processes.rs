@@ -271,7 +271,7 @@ fn is_waited_for_once(t: &Context) -> Result<()> {
     let (took, threads) = (begun.elapsed(), fs::read_dir(format!("/proc/{}/task", watch.pid()))?.count());
     silent.end()?;
     // A wait for the process at each look would take 30 s.
-    ensure!(took < Duration::from_secs(110), "{took:?} for four looks");
+    ensure!(took < Duration::from_secs(85), "{took:?} for four looks");
     // The main thread, the watch and the blocked thread; a scan may be in progress.
     ensure!(threads <= 4, "{threads} threads");
     Ok(())

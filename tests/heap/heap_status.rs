@@ -13,7 +13,9 @@ const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];
 const RESERVE: u64 = 256 * MIB;
 /// Readings of a heap that changes.
 const READINGS: u32 = 30;
-/// Limit of readings of which none gives the numbers.
+/// Number of readings that give the numbers, at least.
+const KNOWN: u32 = 10;
+/// Limit of readings until then.
 const MOST_READINGS: u32 = 1000;
 
 fn main() -> ExitCode {
@@ -97,12 +99,12 @@ fn while_it_changes(t: &Context) -> Result<()> {
             ensure!(live > 0 && live <= number(&heap, "arenas")?, "{heap}");
             known += 1;
         }
-        if known > 0 && round >= READINGS {
+        if known >= KNOWN && round >= READINGS {
             t.note(format!("known {known} times of {round}"));
             break;
         }
         // On a busy machine the reader may be interrupted at any reading.
-        ensure!(round < MOST_READINGS, "not known in {round} readings");
+        ensure!(round < MOST_READINGS, "known {known} times of {round}");
     }
     session.signal(Signal::SIGKILL)?;
     session.finish()?;

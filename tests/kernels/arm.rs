@@ -1,15 +1,16 @@
 //! Machines of 64-bit ARM, with programs that the cross compiler builds.
 
 use crate::{
-    LIBRARY_PROGRAMS, LONG_CHECKS, NEWEST_ARM, kernel_image, machine_of, makes_long_checks, run_machine, script,
-    with_busybox, with_library,
+    LIBRARY_PROGRAMS, LONG_CHECKS, MORE_MAPPINGS, NEWEST_ARM, kernel_image, machine_of, makes_long_checks, run_machine,
+    script, with_busybox, with_library,
 };
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use test_support::{
-    Context, Initramfs, Need, Test, VirtualMachine, program_source, shared_folder, target_folder, test_case,
+    Context, Initramfs, Need, Test, VirtualMachine, makes_all_checks, program_source, shared_folder, target_folder,
+    test_case,
 };
 
 /// Kernels, each booted once for all its checks.
@@ -127,7 +128,7 @@ fn boot(t: &Context, kernel: &str) -> Result<()> {
     add_pages_of_bss(t, &mut initramfs, &POOL_SIZES)?;
     add_library_programs(t, &mut initramfs, &LIBRARY_PROGRAMS)?;
     let mut more = vec!["sizes.sh", "arm_sizes.sh", "stat.sh", "live.sh", "storm.sh"];
-    let mut least = CHECKS;
+    let mut least = if makes_all_checks() { CHECKS + MORE_MAPPINGS } else { CHECKS };
     if makes_long_checks(kernel) {
         more.extend(["starts.sh", "heap.sh"]);
         least += LONG_CHECKS;

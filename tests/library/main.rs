@@ -157,7 +157,7 @@ impl Build {
         let mut compiler = compiler(t, name, &self.source, &out);
         compiler.args(self.flags.split_whitespace());
         if !text.contains("#include \"ranges.h\"") {
-            // The program's own code and data follow, as in a program that includes the file.
+            // The program's own code and data precede them, unlike in a program that includes the file.
             compiler.arg("-DBIG_RANGES_ARE_LINKED").arg(big_ranges()?);
         }
         match self.link.as_str() {

@@ -51,7 +51,9 @@ pub use silent_server::SilentServer;
 pub use source_tree::{GOOGLETEST, SourceTree, lifted_programs, same_outputs};
 pub use uprobe::Uprobe;
 pub use view::{Flag, LoadedElf, View, process_field, process_state, tracer_of};
-pub use virtual_machine::{Initramfs, VirtualMachine, check_results, durations_of_checks, modules_in_order};
+pub use virtual_machine::{
+    Initramfs, VirtualMachine, check_results, durations_of_checks, makes_all_checks, modules_in_order,
+};
 
 /// One test, with its name and body.
 pub use libtest_mimic::Trial as Test;

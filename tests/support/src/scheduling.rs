@@ -7,7 +7,7 @@ use anyhow::Result;
 /// Reasons for which a program is not lifted while other processes use all CPUs.
 pub const LATE_HELPER: [&str; 2] = ["its helper was not scheduled in time", "before its helper was scheduled"];
 /// Maximum number of starts. The output of the last one is checked whatever it reports.
-const MOST_STARTS: u32 = 20;
+const MOST_STARTS: u32 = 5;
 
 /// Repeats a start while its standard error contains a listed reason. Returns the output of the last start.
 ///

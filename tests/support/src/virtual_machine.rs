@@ -3,12 +3,11 @@
 use crate::target_folder;
 use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// An initramfs in the making: a `newc` archive (Documentation/driver-api/early-userspace/buffer-format.rst).
 pub struct Initramfs {
@@ -105,26 +104,46 @@ impl Initramfs {
 }
 
 /// The contents of a program without its debug information, which an emulated machine would unpack at each boot. They are kept
-/// for the next machine. Without strip(1) the program is used as it is.
+/// for the next machine, and for a day after their last use. Without strip(1) the program is used as it is.
 fn without_debug_information(program: &Path) -> Result<Vec<u8>> {
-    let contents = || fs::read(program).with_context(|| format!("cannot read {}", program.display()));
-    let state = fs::metadata(program).with_context(|| format!("cannot read {}", program.display()))?;
+    let contents = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let mut hasher = DefaultHasher::new();
-    (program, state.ino(), state.size(), state.mtime(), state.mtime_nsec()).hash(&mut hasher);
+    contents.hash(&mut hasher);
     let folder = target_folder().join("pagelift-tests/stripped");
     let kept = folder.join(format!("{:016x}", hasher.finish()));
-    if let Ok(contents) = fs::read(&kept) {
-        return Ok(contents);
+    if let Ok(stripped) = fs::read(&kept) {
+        // Another test may remove it.
+        let _ = File::open(&kept).and_then(|file| file.set_modified(SystemTime::now()));
+        return Ok(stripped);
     }
     fs::create_dir_all(&folder)?;
+    remove_unused(&folder)?;
     let new = tempfile::NamedTempFile::new_in(&folder)?;
     let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(new.path()).arg(program).output();
     if !stripped.is_ok_and(|output| output.status.success()) {
-        return contents();
+        return Ok(contents);
     }
-    let found = fs::read(new.path())?;
+    let stripped = fs::read(new.path())?;
     new.persist(&kept)?;
-    Ok(found)
+    Ok(stripped)
+}
+
+/// Removes files that have not been used for a day.
+fn remove_unused(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder)?.flatten() {
+        let age = entry.metadata().and_then(|metadata| metadata.modified()).map(|used| used.elapsed());
+        if age.is_ok_and(|age| age.is_ok_and(|age| age > Duration::from_secs(24 * 60 * 60))) {
+            // Another machine may have removed it.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// True if the machines make all checks, and with the settings of a usual kernel: `make compatibility` and `make machines`
+/// set a variable for that. Otherwise they leave out what takes long and hardly differs between kernels.
+pub fn makes_all_checks() -> bool {
+    std::env::var_os("PAGELIFT_TEST_ALL_CHECKS").is_some()
 }
 
 /// A machine to boot, by QEMU's software emulation (`/dev/kvm` may be missing or hang in a virtual machine).
@@ -152,12 +171,17 @@ impl VirtualMachine {
         // Arm: QEMU takes many times as long for a CPU with pointer authentication, and half a minute to measure the TLBs of a CPU
         // that Pagelift does not know. Page tables of the kernel alone (KPTI) double the time, and the kernel uses them if its
         // own address is random. x86-64: where the CPU stores strings fast, kernels clear and copy pages byte by byte, which
-        // takes half as long again when emulated; protection of user memory from the kernel, a fifth level of page tables and
-        // mitigations take a tenth. On a busy host the kernel would replace the time stamp counter by a clock that advances by
-        // ticks of 4 ms, with which waits seem to end early. Pages are not cleared twice (init_on_alloc).
+        // takes half as long again when emulated; protection of user memory from the kernel, a fifth level of page tables,
+        // mitigations and pages that are cleared at each allocation take a tenth, and are left to a run of all checks. On a busy
+        // host the kernel would replace the time stamp counter by a clock that advances by ticks of 4 ms, with which waits seem
+        // to end early.
         let (machine, cpu, console, faster) = match self.architecture {
-            "aarch64" => ("virt", "neoverse-n1,pmu=off", "ttyAMA0", "nokaslr"),
-            _ => ("pc", "max,erms=off,fsrm=off,smap=off,smep=off,la57=off", "ttyS0", "tsc=reliable"),
+            "aarch64" => ("virt", "neoverse-n1,pmu=off", "ttyAMA0", "mitigations=off nokaslr init_on_alloc=0"),
+            _ if makes_all_checks() => ("pc", "max,erms=off,fsrm=off", "ttyS0", "tsc=reliable"),
+            _ => {
+                let cpu = "max,erms=off,fsrm=off,smap=off,smep=off,la57=off";
+                ("pc", cpu, "ttyS0", "tsc=reliable mitigations=off init_on_alloc=0")
+            }
         };
         let megabytes: u32 = self.nodes.iter().sum();
         // One thread for all CPUs. With a thread for each, QEMU 7.2 can keep the translation of an instruction that another CPU
@@ -178,7 +202,7 @@ impl VirtualMachine {
         qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initramfs);
         qemu.args([
             "-append",
-            &format!("console={console} quiet loglevel=4 panic=-1 rdinit=/init maxcpus=2 mitigations=off init_on_alloc=0 {faster} {}", self.boot),
+            &format!("console={console} quiet loglevel=4 panic=-1 rdinit=/init maxcpus=2 {faster} {}", self.boot),
         ]);
         qemu
     }
