@@ -174,7 +174,7 @@ fn compilers(t: &Context) -> Result<()> {
     let script = format!("seq {COMPILERS} | xargs -P 8 -I '{{}}' \"$@\"");
     for _ in 0..MOST_COPIES {
         make_small(&compiler)?;
-        // What is kept of an attempt counts for the file as it was.
+        // The record of a failed attempt does not count for a file that was written since.
         File::open(&compiler)?.set_modified(SystemTime::now())?;
         let mut many = Command::new("sh");
         many.args(["-c", &script, "sh"]).arg(lifted.get_program()).args(lifted.get_args());

@@ -337,7 +337,7 @@ fn followed(t: &Context) -> Result<()> {
     let reasons = [&LATE_HELPER[..], &["found the budget of", "that prepares the file for"]].concat();
     let output = repeat_upon(t, &reasons, || {
         make_small(&compiler)?;
-        // What is kept of an attempt counts for the file as it was.
+        // The record of a failed attempt does not count for a file that was written since.
         File::open(&compiler)?.set_modified(SystemTime::now())?;
         let lifted = t.lifted(&options, &driver(&compiler, &source, &t.folder().join("lifted.s")))?;
         t.run_within(lifted, LONG)?.success()

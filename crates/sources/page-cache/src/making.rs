@@ -335,7 +335,7 @@ impl<'a, C: PageCache> Making<'a, C> {
     }
 
     /// Evicts these blocks and reads them again, one by one, so that little is missing at any time, and at most `most` bytes;
-    /// then looks at all blocks. Returns the limit that ended it.
+    /// then reads the state of all blocks. Returns the limit that ended it.
     fn create(&mut self, blocks: &[u64], most: u64) -> Result<Option<Limit>, Error> {
         let (mut limit, mut mappings) = (None, Vec::new());
         'runs: for run in runs(blocks) {
@@ -460,7 +460,7 @@ impl<'a, C: PageCache> Making<'a, C> {
         if unseen > 0 {
             return Ok(Refusal::Mapped { processes: Vec::new(), blocks, unseen, path });
         }
-        // A process that has ended since, or has only looked at the file, may have kept them.
+        // They may have been mapped by a process that has ended since, or by one that only read the state of the file.
         if small.iter().any(|block| self.stayed.contains(block)) {
             return Ok(Refusal::InUse { blocks, path });
         }

@@ -129,16 +129,14 @@ impl Work<'_> {
         if nix::sys::prctl::get_thp_disable() == Ok(true) {
             return Ok(Some(Refusal::DisabledHere));
         }
-        let mut record = match self.record(identity) {
+        let (mut record, has_waited) = match self.record(identity) {
             Some(Err(Held { waited, lock })) => return Ok(Some(Refusal::PreparedByAnother { waited, lock })),
-            Some(Ok((record, waited))) => {
-                if waited {
-                    self.making.look()?;
-                }
-                Some(record)
-            }
-            None => None,
+            Some(Ok((record, has_waited))) => (Some(record), has_waited),
+            None => (None, false),
         };
+        if has_waited {
+            self.making.look()?;
+        }
         let before = match effort {
             Effort::Foresee => recorded(identity),
             _ => record.as_ref().and_then(AttemptRecord::attempt).or_else(|| attempt_of_root(identity)),
@@ -160,9 +158,8 @@ impl Work<'_> {
             let (reason, path) = (before.reason, self.making.path.to_owned());
             return Ok(Some(Refusal::TriedBefore { reason, path }));
         }
-        if let Some(record) = &mut record
-            && !(effort == Effort::InPlace && matches!(refusal, Some(Refusal::NotAsked { .. })))
-        {
+        let is_news = refusal.as_ref().is_none_or(|refusal| is_news(refusal, effort, has_waited));
+        if let Some(record) = record.as_mut().filter(|_| is_news) {
             record.keep(self.attempt(refusal.as_ref(), record.lasting_before().as_ref()).as_ref());
         }
         Ok(refusal)
@@ -214,5 +211,30 @@ impl Work<'_> {
 
     fn time_left(&self) -> Duration {
         self.making.budget.time.saturating_sub(self.making.cache.begin.elapsed())
+    }
+}
+
+/// False for a refusal that shows nothing about the file: less than usual was tried, or the time was spent on waiting for
+/// another process that prepared it.
+fn is_news(refusal: &Refusal, effort: Effort, has_waited: bool) -> bool {
+    match refusal {
+        Refusal::NotAsked { .. } => effort != Effort::InPlace,
+        Refusal::OutOfBudget { limit: Limit::Time(_), .. } => !has_waited,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_spent_on_waiting_for_another_process_forbids_nothing() {
+        let out_of = |limit| Refusal::OutOfBudget { limit, left: 1, path: "/x".into() };
+        let (time, bytes) = (Limit::Time(Duration::from_millis(500)), Limit::Bytes(1));
+        assert!(is_news(&out_of(time), Effort::Once, false) && !is_news(&out_of(time), Effort::Once, true));
+        assert!(is_news(&out_of(bytes), Effort::Once, true));
+        let not_asked = Refusal::NotAsked { huge: 0, of: 1, path: "/x".into() };
+        assert!(is_news(&not_asked, Effort::Once, false) && !is_news(&not_asked, Effort::InPlace, false));
     }
 }

@@ -385,7 +385,7 @@ fn looks_are_waited_for_within_the_budget() {
     assert_eq!(cache.elapsed.get(), Duration::from_millis(21));
 }
 
-/// Blocks that nobody holds are not made again with those of a look.
+/// Blocks that nobody holds are not made again when the others are.
 #[test]
 fn only_blocks_of_a_look_are_tried_again() {
     let cache = Simulated { fragmented: true, ..Simulated::of(&[Lies::Small; 4]) }.held(&[3]);
