@@ -1,6 +1,8 @@
 //! Shared memory of running programs, lifted in place: contents stay, all sharers gain, and each refusal has its
 //! reason.
 
+mod guest;
+
 use address_space::{format_bytes, parse_smaps};
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
     tests.push(test_case("a_file_whose_lock_is_held", with_watcher(), stuck));
     tests.push(test_case("a_program_that_ends_meanwhile", needs(), ends));
     tests.push(test_case("denied_by_the_machine", needs(), denied));
+    tests.extend(guest::tests(needs));
     main_of_one_at_a_time(tests)
 }
 

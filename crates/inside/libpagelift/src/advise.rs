@@ -149,8 +149,8 @@ impl Advising {
             }
             () if shows_file && out_of_step != 0 => {
                 return Err(format!(
-                    "address and offset disagree by {}, needed a multiple of {}; fix: mmap at such an address",
-                    format_bytes(out_of_step),
+                    "address and offset disagree by {} KiB, needed a multiple of {}; fix: mmap at such an address",
+                    out_of_step / 1024,
                     self.size
                 ));
             }

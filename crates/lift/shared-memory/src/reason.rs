@@ -245,7 +245,7 @@ impl fmt::Display for Reason {
             Self::Denied => f.write_str("shmem_enabled is `deny`"),
             Self::SizeOff { size, word } => write!(f, "{} is `{word}`", size_setting(*size)),
             Self::OutOfStep { bytes, size, kind, never } => {
-                write!(f, "address and offset disagree by {} modulo {size}", format_bytes(*bytes))?;
+                write!(f, "address and offset disagree by {} KiB, needed: a multiple of {size}", bytes / 1024)?;
                 f.write_str(match kind {
                     SegmentKind::File => ": the kernel aligns files of a tmpfs only if it is mounted with huge=",
                     _ if *never => ": the kernel places it anywhere while shmem_enabled is `never`",

@@ -105,7 +105,7 @@ fn addresses_that_disagree_are_named_with_the_setting() {
         let (work, refused) =
             planned(segment(views(), &[(1, HUGE)], 8 * HUGE), &Machine { never, ..machine() }, Policy::default());
         let reason = Reason::OutOfStep { bytes: 0x3000, size: huge(), kind: SegmentKind::Memfd, never };
-        assert!(reason.to_string().contains("disagree by 12.0 KiB modulo 2 MiB"), "{reason}");
+        assert!(reason.to_string().contains("disagree by 12 KiB, needed: a multiple of 2 MiB"), "{reason}");
         assert_eq!(reason.fix().unwrap().starts_with("echo advise > /sys/"), never);
         assert_eq!((work, refused), (vec![], vec![(reason, 1, HUGE)]));
     }
