@@ -4,6 +4,7 @@
 mod changes;
 mod data;
 mod files;
+mod lmdb;
 mod programs;
 mod quiet;
 
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
     tests.extend(quiet::tests(needs));
     tests.extend(changes::tests(needs));
     tests.extend(data::tests(needs));
+    tests.extend(lmdb::tests(needs));
     main_of(tests)
 }
 
