@@ -94,7 +94,10 @@ fn lifted(t: &Context) -> Result<()> {
     ensure!(segment["kind"] == "file" && number(segment, "length")? == u64::from(MEMORY) << 20, "{segment}");
     let bytes = huge_bytes(session.pid())?;
     // Blocks that the machine uses in part are left alone.
-    ensure!(bytes >= (CONTENTS << 20) / 4 * 3 && bytes == number(segment, "huge_after")?, "{bytes} bytes are huge: {said}");
+    ensure!(
+        bytes >= (CONTENTS << 20) / 4 * 3 && bytes == number(segment, "huge_after")?,
+        "{bytes} bytes are huge: {said}"
+    );
     session.send("again\n")?;
     waits_for_hashes(&session, 2)?;
     let found = hashes(&session);

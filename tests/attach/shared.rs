@@ -5,10 +5,13 @@ mod guest;
 
 use address_space::{format_bytes, parse_smaps};
 use anyhow::{Context as _, Result, ensure};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
+use nix::sys::statvfs::statvfs;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     tests.push(test_case("what_a_unit_needs_and_no_less", with_setpriv, few_capabilities));
     tests.push(test_case("holes_are_left_unless_asked_for", needs(), holes));
     tests.push(test_case("no_more_is_filled_than_is_allowed", needs(), most_memory));
+    tests.push(test_case("room_of_a_tmpfs_stays_free", needs(), full_tmpfs));
     tests.push(test_case("a_plan_changes_nothing", needs(), only_planned));
     tests.push(test_case("what_fills_later_is_lifted_by_a_watch", needs(), filled_later));
     tests.push(test_case("processes_that_share_are_one_family", needs(), family));
@@ -217,6 +221,59 @@ fn holes(t: &Context) -> Result<()> {
     let segment = &shared["segments"][0];
     ensure!(number(segment, "filled")? > huge && number(segment, "huge_after")? == BLOCKS * huge, "{segment}");
     ensure!(huge_bytes(session.pid())? == BLOCKS * huge, "smaps shows {}", huge_bytes(session.pid())?);
+    end(t, session)
+}
+
+/// A tmpfs in the test's folder, unmounted when dropped.
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn mount(t: &Context, bytes: u64) -> Result<Self> {
+        let path = t.folder().join("tmpfs");
+        fs::create_dir(&path)?;
+        mount(Some("none"), &path, Some("tmpfs"), MsFlags::empty(), Some(format!("size={bytes}").as_str()))?;
+        Ok(Self(path))
+    }
+
+    fn free(&self) -> Result<u64> {
+        let found = statvfs(&self.0)?;
+        Ok(found.blocks_free() * found.fragment_size())
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+/// Half of the room of a tmpfs stays free for its other files, also with `--fill`, and the printed fix helps.
+fn full_tmpfs(t: &Context) -> Result<()> {
+    let huge = huge()?;
+    let tmpfs = Tmpfs::mount(t, BLOCKS * huge)?;
+    let mut command = Program::named("attach/holds_shared_memory.c")?.command()?;
+    command.args(["file", "holes"]).env("HELD_IN", &tmpfs.0);
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let before = tmpfs.free()?;
+    let (output, shared) = lift(t, session.pid(), &["--fill"])?;
+    let (said, segment) = (output.success()?.stderr, &shared["segments"][0]);
+    ensure!(
+        said.contains("left alone: its tmpfs has ") && said.contains("; fix: a larger tmpfs: mount -o remount"),
+        "{said}"
+    );
+    let (after, filled) = (tmpfs.free()?, number(segment, "filled")?);
+    ensure!(after >= before / 2 && before - after == filled, "{before} bytes free before, {after} now: {segment}");
+    mount(
+        None::<&str>,
+        &tmpfs.0,
+        None::<&str>,
+        MsFlags::MS_REMOUNT,
+        Some(format!("size={}", 4 * BLOCKS * huge).as_str()),
+    )?;
+    let (output, shared) = lift(t, session.pid(), &["--fill", "--require"])?;
+    output.success()?;
+    ensure!(number(&shared["segments"][0], "huge_after")? == BLOCKS * huge, "{shared}");
     end(t, session)
 }
 

@@ -126,7 +126,9 @@ static void map(const char *kind) {
     if (strcmp(kind, "memfd") == 0) {
         file = memfd_create("held\x1b[31m", MFD_CLOEXEC);
     } else if (strcmp(kind, "file") == 0) {
-        char name[] = "/dev/shm/pagelift-held-XXXXXX";
+        const char *folder = getenv("HELD_IN");
+        char name[4096];
+        snprintf(name, sizeof name, "%s/pagelift-held-XXXXXX", folder ? folder : "/dev/shm");
         file = mkostemp(name, O_CLOEXEC);
         need(!unlink(name), "unlink");
     } else if (strcmp(kind, "system-v") == 0) {
