@@ -1,13 +1,14 @@
 //! `--heap`: correct memory on every kind of page, forks that survive an empty pool, no variable left in children's
 //! environments, and huge pages by the way that fits each allocator.
 
-use anyhow::{Context as _, Result, bail, ensure};
-use std::fs;
+mod shrinking;
+
+use anyhow::{Context as _, Result, ensure};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
     Context, Ending, Need, Output, Program, Test, View, available_pages, default_huge_page, is_root, main_of,
-    pagelift_binary, poll_until, pool_file, test_case,
+    pagelift_binary, poll_until, test_case,
 };
 
 const MIB: u64 = 1 << 20;
@@ -72,7 +73,7 @@ fn memory() -> Vec<Test> {
             on_pool_run(t, "torture.c", &[&operations(3000), "2", "0", "3"], 4096)?;
             t.pool()?.wait_until_all_free()
         }),
-        test_case("a_pool_that_shrinks", pool_of(128), a_pool_that_shrinks),
+        test_case("a_pool_that_shrinks", pool_of(128), shrinking::a_pool_that_shrinks),
         test_case("a_limit_of_address_space", [gcc(), vec![Need::Command("prlimit".into())]].concat(), |t| {
             let mut limited = Command::new("prlimit");
             let torture = Program::named("heap/torture.c")?.build()?;
@@ -84,37 +85,6 @@ fn memory() -> Vec<Test> {
         }),
         test_case("threads_waste_no_huge_pages", pool_of(128), threads_waste_no_huge_pages),
     ]
-}
-
-/// All free pages leave the pool while a program uses the others.
-fn a_pool_that_shrinks(t: &Context) -> Result<()> {
-    // A program that gets a CPU before the test may have ended before it is seen.
-    for _ in 0..5 {
-        if shrinks_below_a_program(t)? {
-            return Ok(());
-        }
-        t.pool()?.resize(t.pool()?.pages())?;
-    }
-    bail!("no program was seen that uses pages of the pool")
-}
-
-/// False if the program has ended before.
-fn shrinks_below_a_program(t: &Context) -> Result<bool> {
-    let mut torture = Program::named("heap/torture.c")?.command()?;
-    torture.args([&operations(4000), "2", "3", "4"]);
-    let (options, pool) = (on_pool(128)?, t.pool()?);
-    let mut session = t.session(t.lifted(&options.each_ref().map(String::as_str), &torture)?)?;
-    let is_used = || pool.free().is_ok_and(|free| free < pool.pages());
-    let mut was_used = false;
-    poll_until(Duration::from_secs(120), "pages in use", || {
-        was_used = is_used();
-        was_used || session.has_ended().unwrap_or(true)
-    })?;
-    // The program may return pages meanwhile, so that their number is not asserted.
-    fs::write(pool_file(pool.page(), "nr_hugepages"), "0")?;
-    let output = session.finish()?;
-    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
-    Ok(was_used)
 }
 
 fn threads_waste_no_huge_pages(t: &Context) -> Result<()> {
