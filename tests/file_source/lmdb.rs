@@ -78,7 +78,7 @@ fn from_huge_folios(t: &Context) -> Result<()> {
     session.finish()?.success().map(drop)
 }
 
-/// Mapped pages cannot be evicted: the reason and the fix are printed, and the reader goes on.
+/// Mapped pages cannot be evicted: the reason and the fix are printed, and the reader finds the same sum.
 fn mapped_small(t: &Context) -> Result<()> {
     let path = database(t)?;
     make_small(&path)?;

@@ -1,7 +1,7 @@
 // An LMDB database of 24 MB in the file of its second argument.
 //
 //   reads_lmdb fill FILE      writes it, in one transaction
-//   reads_lmdb change FILE    adds one to one word of it
+//   reads_lmdb change FILE    adds one to one word
 //   reads_lmdb read FILE      prints the sum of its words, and again after each line of input
 //
 // build: gcc -g -O1 -Wall -o $OUT $SRC -llmdb

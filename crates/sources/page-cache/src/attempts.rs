@@ -43,7 +43,7 @@ pub(crate) enum Lasting {
     ToBoot,
     /// While any of these processes runs: number and start time, in clock ticks since boot (proc_pid_stat(5)).
     WhileAlive(Vec<(i32, u64)>),
-    /// While any of these processes runs, but at most for this number of seconds from this time on.
+    /// While one of these processes runs, at most until a pause is over.
     PauseWhileAlive {
         /// As of [`Lasting::WhileAlive`].
         processes: Vec<(i32, u64)>,
@@ -116,7 +116,7 @@ fn with_start_times(processes: &[i32]) -> Vec<(i32, u64)> {
     processes.iter().filter_map(|&pid| Some((pid, ProcessFiles::of(pid).start_time()?))).collect()
 }
 
-/// True if one of these processes runs. The calling process does not count: it no longer maps the file when it asks.
+/// True if another process of this list runs. The calling process no longer maps the file when it asks.
 fn is_any_alive(processes: &[(i32, u64)]) -> bool {
     let own = std::process::id() as i32;
     processes.iter().any(|&(pid, start)| pid != own && ProcessFiles::of(pid).start_time() == Some(start))
