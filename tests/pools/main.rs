@@ -2,6 +2,7 @@
 //! and overcommit.
 
 mod boot;
+mod reserved;
 mod signals;
 
 use address_space::PageSize;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         test_case("systemd_understands_the_unit", verify, verified),
     ];
     tests.extend(boot::tests());
+    tests.extend(reserved::tests());
     tests.extend(signals::tests());
     main_of(tests)
 }

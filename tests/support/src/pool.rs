@@ -195,7 +195,9 @@ pub fn pool_file(page: PageSize, name: &str) -> PathBuf {
 /// The machine has no pool of this size.
 pub fn available_pages(page: PageSize) -> Result<u64> {
     let free = read_number(&pool_file(page, "free_hugepages"))?;
-    Ok(free.saturating_sub(read_number(&pool_file(page, "resv_hugepages"))?))
+    // Below zero while a forked child has pages of a process that has ended, see `HugePool::reserved_of`.
+    let reserved = read_number(&pool_file(page, "resv_hugepages"))?;
+    Ok(free.saturating_sub(if reserved.cast_signed() < 0 { 0 } else { reserved }))
 }
 
 /// The machine's default huge page size, `Hugepagesize` of `/proc/meminfo`.

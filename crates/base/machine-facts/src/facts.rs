@@ -19,6 +19,15 @@ pub struct HugePool {
 }
 
 impl HugePool {
+    /// Returns the reserved pages, from the number that the kernel prints.
+    ///
+    /// Linux counts below zero while a child has the pages of a private mapping whose process has ended
+    /// (`__unmap_hugepage_range` in `mm/hugetlb.c`, since Linux 6.10), and prints that without a sign. The true number is
+    /// unknown then.
+    pub const fn reserved_of(printed: u64) -> u64 {
+        if printed > i64::MAX as u64 { 0 } else { printed }
+    }
+
     /// Returns the available pages, from the kernel's counts of free, reserved, overcommit and surplus pages.
     pub const fn available_of(free: u64, reserved: u64, overcommit: u64, surplus: u64) -> u64 {
         free.saturating_sub(reserved) + overcommit.saturating_sub(surplus)
@@ -197,6 +206,7 @@ mod tests {
         assert_eq!(HugePool::available_of(7, 3, 5, 1), 4 + 4);
         assert_eq!(HugePool::available_of(3, 7, 1, 5), 0);
         assert_eq!(HugePool::available_of(7, 0, 0, 0), 7);
+        assert_eq!([3, i64::MAX as u64, u64::MAX, u64::MAX - 3].map(HugePool::reserved_of), [3, i64::MAX as u64, 0, 0]);
     }
 
     #[test]

@@ -145,7 +145,8 @@ fn counts_of(files: &impl Files, directory: &str, name: &str) -> Option<PoolCoun
     let [total, overcommit] = ["nr_hugepages", "nr_overcommit_hugepages"].map(read);
     // An empty pool, the common case, has no other facts, and each file costs a start 5 microseconds.
     let rest = if total == 0 { [0; 3] } else { ["free_hugepages", "resv_hugepages", "surplus_hugepages"].map(read) };
-    let [free, reserved, surplus] = rest;
+    let [free, printed, surplus] = rest;
+    let reserved = HugePool::reserved_of(printed);
     Some(PoolCounts { size, total, free, reserved, surplus, overcommit, demotes_to: None, nodes: Vec::new() })
 }
 
@@ -182,6 +183,17 @@ mod tests {
         assert!(pools_at(&files, "/elsewhere").is_empty());
         let counts = &counts_at(&files, "/pools")[1];
         assert_eq!((counts.unpromised(), counts.headroom(), counts.used(), counts.persistent()), (4, 4, 3, 9));
+    }
+
+    /// A daemon that was lifted before it forked has this effect on Linux 6.18.
+    #[test]
+    fn a_count_of_reserved_pages_below_zero_leaves_free_pages_available() {
+        let mut files = WrittenFiles::default();
+        let numbers = [("nr_hugepages", 64), ("free_hugepages", 60), ("resv_hugepages", 4u64.wrapping_neg())];
+        write(&mut files, "/pools/hugepages-2048kB", &numbers);
+        assert_eq!(pools_at(&files, "/pools")[0].available, 60);
+        let counts = &counts_at(&files, "/pools")[0];
+        assert_eq!((counts.reserved, counts.unpromised(), counts.used()), (0, 60, 4));
     }
 
     #[test]

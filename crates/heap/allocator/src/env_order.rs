@@ -204,7 +204,7 @@ fn shares(size: PageSize, reserve: Option<u64>, numa: Numa, nodes: Option<&NodeM
     let read = |file| pool_count(size, file).unwrap_or(0);
     let free = pool_count(size, "free_hugepages")?;
     let [reserved, overcommit, surplus] = ["resv_hugepages", "nr_overcommit_hugepages", "surplus_hugepages"].map(read);
-    let available = HugePool::available_of(free, reserved, overcommit, surplus);
+    let available = HugePool::available_of(free, HugePool::reserved_of(reserved), overcommit, surplus);
     let mut online = [0; 1024];
     let online = text_of(format_args!("{NODES}/online"), &mut online).unwrap_or_default();
     let mut elsewhere = 0;

@@ -8,6 +8,7 @@ use address_space::PageSize;
 use core::ffi::{c_int, c_ulong};
 use core::sync::atomic::Ordering::Relaxed;
 use heap_abi::{MOST_NODES, NodePages, Order, Shortage};
+use machine_facts::HugePool;
 
 /// The kernel's folder of pools.
 pub const POOLS: &str = "/sys/kernel/mm/hugepages";
@@ -298,8 +299,8 @@ fn map_pages(pages: usize, page: usize, node: u32, binding: Binding) -> Option<u
 /// Free pages of the pool that are not reserved; `None` if the kernel does not report them.
 fn available(page: usize) -> Option<usize> {
     let size = PageSize::new(page as u64).ok()?;
-    let free = pool_count(size, "free_hugepages")?.saturating_sub(pool_count(size, "resv_hugepages")?);
-    usize::try_from(free).ok()
+    let reserved = HugePool::reserved_of(pool_count(size, "resv_hugepages")?);
+    usize::try_from(HugePool::available_of(pool_count(size, "free_hugepages")?, reserved, 0, 0)).ok()
 }
 
 /// A count that the kernel shows of the machine's pool of one page size, by the name of its file.
