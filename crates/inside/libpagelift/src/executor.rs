@@ -227,7 +227,10 @@ fn flags_of(backing: Backing) -> u32 {
     let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS;
     match backing {
         Backing::Ordinary => flags,
-        Backing::Hugetlb(size) => flags | linux::MAP_HUGETLB | size.log2() << linux::MAP_HUGE_SHIFT,
+        Backing::Hugetlb { size, reserve } => {
+            let promise = if reserve { 0 } else { linux::MAP_NORESERVE };
+            flags | promise | linux::MAP_HUGETLB | size.log2() << linux::MAP_HUGE_SHIFT
+        }
     }
 }
 

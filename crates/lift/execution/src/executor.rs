@@ -14,8 +14,27 @@ pub const ENOSYS: i32 = 38;
 pub enum Backing {
     /// Ordinary pages, or transparent huge ones if advised.
     Ordinary,
-    /// Pages of the hugetlb pool of this size.
-    Hugetlb(PageSize),
+    /// Pages of the hugetlb pool.
+    Hugetlb {
+        /// Their size.
+        size: PageSize,
+        /// The kernel reserves them, also for the copies that a write after a fork makes.
+        ///
+        /// Memory that is not written does without: where a private mapping with reserved pages outlives in a child the parent
+        /// that reserved them, Linux counts too few reserved pages until the child ends (`__unmap_hugepage_range` in
+        /// `mm/hugetlb.c`, since Linux 6.10), and promises pages that it does not have to other programs.
+        reserve: bool,
+    },
+}
+
+impl Backing {
+    /// Size of the pool's pages; `None` for ordinary memory.
+    pub const fn pool(self) -> Option<PageSize> {
+        match self {
+            Self::Ordinary => None,
+            Self::Hugetlb { size, .. } => Some(size),
+        }
+    }
 }
 
 /// The part of a file that is mapped, and how.

@@ -38,7 +38,7 @@ impl MovedAside {
 
     /// Maps pool memory in the part's own place.
     pub fn map_in_place(&mut self, executor: &mut impl Executor, size: PageSize) -> Result<(), CallError> {
-        executor.map_at(self.range, Backing::Hugetlb(size))?;
+        executor.map_at(self.range, Backing::Hugetlb { size, reserve: true })?;
         self.in_place = true;
         Ok(())
     }

@@ -118,7 +118,8 @@ impl<'a> PartState<'a> {
         size: PageSize,
     ) -> Result<(), CallError> {
         if source == Source::Hugetlb {
-            self.copy_at = Some(executor.map(range.len(), Backing::Hugetlb(size))?);
+            let reserve = self.before.overlapping(range).iter().any(|mapping| mapping.protection.write);
+            self.copy_at = Some(executor.map(range.len(), Backing::Hugetlb { size, reserve })?);
             self.staged.insert(range);
             return Ok(());
         }

@@ -37,7 +37,7 @@ fn thp_of(ground: &Ground) -> Result<PageSize, String> {
 /// `pages` populated pages of the pool.
 fn from_pool<S: Subject>(subject: &mut S, size: PageSize, pages: u64) -> Result<AddressRange, String> {
     let length = pages * size.bytes();
-    let range = AddressRange::sized(call(subject.map(length, Backing::Hugetlb(size)))?, length);
+    let range = AddressRange::sized(call(subject.map(length, Backing::Hugetlb { size, reserve: true }))?, length);
     call(subject.populate(range, size))?;
     Ok(range)
 }
@@ -91,7 +91,7 @@ fn pool_too_small<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
     let size = pool_of(ground)?;
     let before = call(subject.space())?;
     let length = TOO_MANY_PAGES * size.bytes();
-    let result: Result<(), CallError> = subject.map(length, Backing::Hugetlb(size)).and_then(|at| {
+    let result: Result<(), CallError> = subject.map(length, Backing::Hugetlb { size, reserve: true }).and_then(|at| {
         let range = AddressRange::sized(at, length);
         let populated = subject.populate(range, size);
         subject.unmap(range)?;
@@ -124,7 +124,7 @@ fn pool_moves<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
 fn pool_placed<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
     let size = pool_of(ground)?;
     let length = 2 * size.bytes();
-    let range = AddressRange::sized(call(subject.map(length, Backing::Hugetlb(size)))?, length);
+    let range = AddressRange::sized(call(subject.map(length, Backing::Hugetlb { size, reserve: true }))?, length);
     let on_first = Placement { preference: Preference::Bind, nodes: Nodes::from_iter([0]) };
     match subject.place(range, &on_first) {
         Err(error) if error.errno == ENOSYS => return Ok(()),
@@ -146,7 +146,7 @@ fn pool_in_place<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
     call(subject.write_memory(place.start(), &text))?;
     let aside = aligned(subject, size, 2)?;
     call(subject.move_to(place, aside.start()))?;
-    call(subject.map_at(place, Backing::Hugetlb(size)))?;
+    call(subject.map_at(place, Backing::Hugetlb { size, reserve: true }))?;
     call(subject.populate(place, size))?;
     call(subject.copy(aside, place.start()))?;
     expect_bytes(subject, place, &text)?;

@@ -61,16 +61,9 @@ impl SimulatedKernel {
 
 fn nothing(_: &mut SimulatedKernel, _: Mode) {}
 
-fn pool_of(backing: Backing) -> Option<PageSize> {
-    match backing {
-        Backing::Ordinary => None,
-        Backing::Hugetlb(size) => Some(size),
-    }
-}
-
 impl Executor for SimulatedKernel {
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
-        let pool = pool_of(backing);
+        let pool = backing.pool();
         let place = self.free_place(length, pool.unwrap_or(self.machine.base_page)).unwrap_or_default();
         let range = AddressRange::sized(place, length);
         self.called((Call::Map, "mmap"), range, nothing, |kernel| match place {
@@ -85,7 +78,7 @@ impl Executor for SimulatedKernel {
             if !kernel.overlapping(range).is_empty() {
                 return Err(EEXIST);
             }
-            kernel.place(range, pool_of(backing))
+            kernel.place(range, backing.pool())
         })
     }
 

@@ -399,10 +399,8 @@ enum Failed {
 
 impl Executor for LiveExecutor {
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
-        let (page, of_pool) = match backing {
-            Backing::Ordinary => (self.base_page, false),
-            Backing::Hugetlb(size) => (size, true),
-        };
+        let pool = backing.pool();
+        let (page, of_pool) = (pool.unwrap_or(self.base_page), pool.is_some());
         self.map_noted(length, page, 0, |executor, at| {
             let arguments =
                 [at.address(), length, FRESH.bits() as u64, calls::mmap_flags(backing) | at.flags(), u64::MAX, 0];

@@ -25,7 +25,10 @@ pub fn mmap_flags(backing: Backing) -> u64 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     (match backing {
         Backing::Ordinary => flags,
-        Backing::Hugetlb(size) => flags | libc::MAP_HUGETLB | (size.log2() << constants::MAP_HUGE_SHIFT) as i32,
+        Backing::Hugetlb { size, reserve } => {
+            let promise = if reserve { 0 } else { libc::MAP_NORESERVE };
+            flags | promise | libc::MAP_HUGETLB | (size.log2() << constants::MAP_HUGE_SHIFT) as i32
+        }
     }) as u32 as u64
 }
 
