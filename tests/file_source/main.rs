@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let needs = || vec![Need::Root, Need::Kernel(6, 18), Need::Thp, Need::LargeFolios, Need::Command("gcc".into())];
     let with = |command: &str| [needs(), vec![Need::Command(command.into())]].concat();
     let with_python = || with("python3");
-    // What does not come from the file would come from free pages of the pool, which another test may have reserved.
+    // A start from a file that is not prepared in time would take free pages of the pool, which another test may have reserved.
     let with_empty_pool = || [needs(), vec![Need::Pool(0)]].concat();
     let mut tests: Vec<Test> = Vec::new();
     for program in PROGRAMS {

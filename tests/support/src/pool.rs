@@ -195,7 +195,7 @@ pub fn pool_file(page: PageSize, name: &str) -> PathBuf {
 /// The machine has no pool of this size.
 pub fn available_pages(page: PageSize) -> Result<u64> {
     let free = read_number(&pool_file(page, "free_hugepages"))?;
-    // Below zero while a forked child has pages of a process that has ended, see `HugePool::reserved_of`.
+    // It is below zero while a forked child has pages of a process that has ended, see `HugePool::reserved_of`.
     let reserved = read_number(&pool_file(page, "resv_hugepages"))?;
     Ok(free.saturating_sub(if reserved.cast_signed() < 0 { 0 } else { reserved }))
 }
