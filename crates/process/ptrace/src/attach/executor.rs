@@ -12,23 +12,21 @@ mod leaving;
 mod planned;
 mod refilling;
 mod staging;
+mod with_threads;
 
 pub use leaving::Finished;
 
 use super::call_page::CallPage;
 use super::calls_of_thread::{Calls, FRESH};
-use super::remote_call::{Means, RemoteCaller};
 use super::stop::{LiveProcess, NotPrepared, Standstill, StopError};
 use super::target::{Target, lock};
 use crate::remote::RemoteMemory;
 use crate::remote::arch::numbers;
 use crate::remote::calls::{self, IMAGE, PRIVATE_FILE, failed, is_ours};
-use crate::remote::injection::{InjectError, arguments_to_open};
+use crate::remote::injection::arguments_to_open;
 use crate::remote::originals::code_of;
-use crate::remote::seccomp;
 use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet};
 use attributes::Attributes;
-use comparing::CHANGED;
 use entering::enter;
 use lift_execution::{Backing, CallError, Executor, FileMapping, persist};
 use lift_plan::Placement;
@@ -37,16 +35,14 @@ use linux::nodes::has_several_nodes;
 use linux::pagemap::Pagemap;
 use linux::process_handle::ProcessHandle;
 use linux::text::text_of;
-use linux::urgency::Urgency;
-use linux::watch::WithProgram;
 use nix::errno::Errno;
 use nix::fcntl::Flock;
-use nix::unistd::Pid;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use with_threads::Length;
 
-/// Maximum number of bytes that are unmapped while all threads are stopped.
+/// Maximum number of bytes that are unmapped while all threads are stopped, at any length of the call.
 const FREED_AT_ONCE: u64 = 64 << 20;
 
 /// Maximum number of bytes of one collapse: the kernel cuts longer calls at 2 GiB (`MAX_RW_COUNT`), and each has a time limit. A
@@ -170,12 +166,18 @@ impl LiveExecutor {
     fn populate_by_thread(&mut self, range: AddressRange, page: PageSize) -> Result<bool, CallError> {
         let name = "madvise(MADV_POPULATE_WRITE)";
         for page in range.pages(page) {
-            match self.with_thread_alone(|calls| calls.advise(name, page, constants::MADV_POPULATE_WRITE)) {
+            let populate = |calls: &mut Calls<'_, '_>| calls.advise(name, page, constants::MADV_POPULATE_WRITE);
+            match self.with_thread_of(Length::Alone, populate) {
                 Err(error) if error.errno == Errno::EINVAL as i32 => return Ok(false),
                 result => result?,
             }
         }
         Ok(true)
+    }
+
+    fn touch_by(&mut self, length: Length, range: AddressRange) -> Result<(), CallError> {
+        let name = "madvise(MADV_POPULATE_READ)";
+        self.with_thread_of(length, |calls| calls.advise(name, range, constants::MADV_POPULATE_READ))
     }
 
     fn map_as(&mut self, how: i32, file: FileMapping<'_>, length: u64) -> Result<Address, CallError> {
@@ -188,8 +190,9 @@ impl LiveExecutor {
         // Huge pages of the file need an address that agrees with the offset.
         let page = linux::pages::transparent_huge_page().unwrap_or(self.base_page);
         self.map_noted(length, page, file.offset, |executor, at| {
-            // A file system that is slow to open a file delays one thread.
-            executor.with_thread_alone(|calls| {
+            // A file system that is slow to open a file delays one thread. Our side of an image is looked at in between.
+            let length_of_calls = if how == IMAGE { Length::Alone } else { Length::Long };
+            executor.with_thread_of(length_of_calls, |calls| {
                 let path = calls.place(&path)?;
                 let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments_to_open(path))?;
                 let flags = how as u64 | at.flags();
@@ -228,142 +231,6 @@ impl LiveExecutor {
         self.process.is_replaced()
     }
 
-    /// Stops one thread and makes it execute short calls. If the threads compete for CPUs, all are stopped.
-    ///
-    /// # Errors
-    /// The first error of a call.
-    pub fn with_thread<T>(
-        &mut self,
-        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
-    ) -> Result<T, CallError> {
-        self.with_thread_of(LiveProcess::stop_one, work)
-    }
-
-    /// Stops one thread and makes it execute calls that may take long; no other thread stops, even if the threads compete for
-    /// CPUs.
-    ///
-    /// # Errors
-    /// The first error of a call.
-    fn with_thread_alone<T>(
-        &mut self,
-        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
-    ) -> Result<T, CallError> {
-        self.with_thread_of(LiveProcess::stop_one_alone, work)
-    }
-
-    fn with_thread_of<T>(
-        &mut self,
-        stop: fn(&mut LiveProcess) -> Result<Pid, StopError>,
-        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
-    ) -> Result<T, CallError> {
-        let _urgency = Urgency::raise();
-        let thread = stop(&mut self.process).map_err(|error| self.refused(&error))?;
-        let result = self.work_with(thread, None, work);
-        self.process.release_all();
-        result
-    }
-
-    /// Stops all threads and makes one execute calls, if `range` is unchanged since it was planned.
-    ///
-    /// # Errors
-    /// The first error of a call; `EBUSY` where the range has changed.
-    pub fn with_all_stopped<T>(
-        &mut self,
-        range: AddressRange,
-        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
-    ) -> Result<T, CallError> {
-        let _urgency = Urgency::raise();
-        let thread = self.process.stop_all().map_err(|error| self.refused(&error))?;
-        let result = self.work_with(thread, Some(range), work);
-        self.process.release_all();
-        result
-    }
-
-    /// Makes a stopped thread execute calls, if it still has the memory of the plan and `range` is unchanged.
-    fn work_with<T>(
-        &mut self,
-        thread: Pid,
-        range: Option<AddressRange>,
-        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
-    ) -> Result<T, CallError> {
-        let _with_program = WithProgram::begin();
-        match self.page.is_memory_of(thread, &self.memory) {
-            Ok(true) => {}
-            Ok(false) => {
-                let error = self.process.note_exec();
-                return Err(self.refused(&error));
-            }
-            Err(error) => {
-                let error = if self.process.has_executed() {
-                    StopError::Executed
-                } else {
-                    StopError::Refused(error.to_string())
-                };
-                return Err(self.refused(&error));
-            }
-        }
-        if range.is_some_and(|range| !self.is_as_planned(range)) {
-            return Err(CHANGED);
-        }
-        let started = Instant::now();
-        let worked = self.make_calls(thread, started + ALL_CALLS.saturating_sub(self.held), work);
-        self.held += started.elapsed();
-        worked.map_err(|failed| match failed {
-            Failed::Call(error) => error,
-            Failed::Filtered(error) => {
-                self.refuse(seccomp::refusal(error.call), false);
-                error
-            }
-            Failed::TimeUp => {
-                let limit = ALL_CALLS.as_secs();
-                self.refuse(format!("all calls of its threads may take {limit} s, which are used up"), false);
-                calls::not_made("ptrace", &InjectError::Ptrace(Errno::ETIMEDOUT))
-            }
-            Failed::NotMade(InjectError::Executed) => {
-                let error = self.process.note_exec();
-                self.refused(&error)
-            }
-            Failed::NotMade(InjectError::Ptrace(Errno::ETIMEDOUT)) => {
-                let error = self.process.note_lost(thread);
-                self.refused(&error)
-            }
-            Failed::NotMade(InjectError::Ptrace(Errno::ECHILD) | InjectError::Gone) if self.process.has_executed() => {
-                self.refused(&StopError::Executed)
-            }
-            Failed::NotMade(error) => {
-                self.refuse(error.to_string(), false);
-                calls::not_made("ptrace", &error)
-            }
-        })
-    }
-
-    fn make_calls<T>(
-        &self,
-        thread: Pid,
-        deadline: Instant,
-        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
-    ) -> Result<T, Failed> {
-        let (means, memory) = (Means::Page(&self.page), &self.memory);
-        let stopped = self.process.held(thread).ok_or(Failed::NotMade(InjectError::Gone))?;
-        let caller = RemoteCaller::new(stopped, means, memory, self.process.waiter(), self.process.filters(), deadline);
-        let caller = caller.map_err(Failed::NotMade)?;
-        let mut calls = Calls { caller, page: &self.page, memory: &self.memory, pagemap: &self.pagemap, failed: None };
-        let result = work(&mut calls);
-        let Calls { caller, failed, .. } = calls;
-        let (finished, is_lost) = caller.finish();
-        let timed_out = |error: &InjectError| matches!(error, InjectError::Ptrace(Errno::ETIMEDOUT));
-        let not_made = failed.as_ref().or(finished.as_ref().err().filter(|_| result.is_ok()));
-        if !is_lost && not_made.is_some_and(timed_out) {
-            return Err(Failed::TimeUp);
-        }
-        match (result, failed) {
-            (Ok(value), _) => finished.map(|()| value).map_err(Failed::NotMade),
-            (Err(error), Some(InjectError::Filtered)) => Err(Failed::Filtered(error)),
-            (Err(_), Some(why)) => Err(Failed::NotMade(why)),
-            (Err(error), None) => Err(Failed::Call(error)),
-        }
-    }
-
     fn refuse(&mut self, why: String, may_work_later: bool) {
         self.refusal = Some(why);
         self.may_work_later = may_work_later;
@@ -385,20 +252,13 @@ impl LiveExecutor {
     }
 }
 
-/// Why the work of a thread failed.
-enum Failed {
-    /// The kernel refused a call.
-    Call(CallError),
-    /// A seccomp filter refuses this call.
-    Filtered(CallError),
-    /// No call could be made.
-    NotMade(InjectError),
-    /// The time for all calls is used up; the thread is stopped.
-    TimeUp,
-}
-
 impl Executor for LiveExecutor {
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
+        // The pages are made present from outside: only pages that its own call reserves are charged to the program's cgroup.
+        let backing = match backing {
+            Backing::Hugetlb { size, .. } => Backing::Hugetlb { size, reserve: true },
+            Backing::Ordinary => backing,
+        };
         let pool = backing.pool();
         let (page, of_pool) = (pool.unwrap_or(self.base_page), pool.is_some());
         self.map_noted(length, page, 0, |executor, at| {
@@ -420,8 +280,8 @@ impl Executor for LiveExecutor {
     fn unmap(&mut self, range: AddressRange) -> Result<(), CallError> {
         let arguments = [range.start().0, range.len(), 0, 0, 0, 0];
         // The kernel takes some 10 ms to free a gigabyte in base pages.
-        let stop = if range.len() <= FREED_AT_ONCE { LiveProcess::stop_one } else { LiveProcess::stop_one_alone };
-        self.with_thread_of(stop, |calls| calls.call("munmap", numbers::SYS_munmap, arguments))?;
+        let length = if range.len() <= FREED_AT_ONCE { Length::Short } else { Length::Long };
+        self.with_thread_of(length, |calls| calls.call("munmap", numbers::SYS_munmap, arguments))?;
         self.note_staging(|staging| staging.remove(range));
         self.probed.remove(range);
         Ok(())
@@ -538,13 +398,12 @@ impl Executor for LiveExecutor {
             calls::expect_unchanged(Some(calls.pagemap), range)?;
             calls.advise("madvise(MADV_DONTNEED)", range, libc::MADV_DONTNEED)
         })?;
-        let _ = self.touch(range);
+        let _ = self.touch_by(Length::Alone, range);
         Ok(())
     }
 
     fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
-        let name = "madvise(MADV_POPULATE_READ)";
-        self.with_thread_alone(|calls| calls.advise(name, range, constants::MADV_POPULATE_READ))
+        self.touch_by(Length::Long, range)
     }
 
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {

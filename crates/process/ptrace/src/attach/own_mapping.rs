@@ -120,7 +120,8 @@ fn once(
     let stopped = process.held(thread).ok_or(InjectError::Gone)?;
     let deadline = Instant::now() + LONGEST_CALL;
     let means = Means::Once(slot, page);
-    let caller = RemoteCaller::new(stopped, means, memory, process.waiter(), process.filters(), deadline)?;
+    let waiter = process.waiter();
+    let caller = RemoteCaller::new(stopped, means, memory, &waiter, process.filters(), deadline)?;
     let (made, has_left) = caller.once(number, arguments);
     if has_left && number == numbers::SYS_mmap && !matches!(made, Ok(Ok(_))) {
         // A program that has ended needs it no more.

@@ -123,6 +123,8 @@ pub struct RemoteCaller<'a> {
     state: State,
     /// Limit of all waits.
     deadline: Instant,
+    /// Releases the other threads, where the calls take longer than until this time.
+    lend: Option<(Instant, &'a mut dyn FnMut())>,
 }
 
 impl<'a> RemoteCaller<'a> {
@@ -146,7 +148,14 @@ impl<'a> RemoteCaller<'a> {
         let mask = requests::signal_mask(thread)?;
         means.set_return(memory, thread, &registers, mask)?;
         let state = State::Outside;
-        Ok(Self { stopped, means, memory, waiter, filters, stopped_with, registers, mask, state, deadline })
+        let lend = None;
+        Ok(Self { stopped, means, memory, waiter, filters, stopped_with, registers, mask, state, deadline, lend })
+    }
+
+    /// Runs `lend` once, if a call has not returned after `at_once` from now: it lets other threads go on.
+    pub fn lending(mut self, at_once: Duration, lend: &'a mut dyn FnMut()) -> Self {
+        self.lend = Some((Instant::now() + at_once, lend));
+        self
     }
 
     /// Makes one call, if the thread's filters allow it. If this process is killed, the thread completes the call and
@@ -297,14 +306,25 @@ impl<'a> RemoteCaller<'a> {
         self.run_to(CallStop::Exit)
     }
 
+    fn wait(&mut self, wanted: CallStop, deadline: Instant) -> Result<Option<WaitReport>, Errno> {
+        if let Some((until, lend)) = self.lend.take_if(|_| wanted == CallStop::Exit) {
+            let report = self.waiter.wait_shortly(self.stopped.pid(), until)?;
+            if report.is_some() {
+                self.lend = Some((until, lend));
+                return Ok(report);
+            }
+            lend();
+        }
+        self.waiter.wait(self.stopped.pid(), deadline)
+    }
+
     fn run_to(&mut self, wanted: CallStop) -> Result<(), InjectError> {
         let deadline = self.deadline.min(Instant::now() + LONGEST_CALL);
         let mut delivered = 0;
         while Instant::now() < deadline {
             requests::resume(self.stopped.pid(), Resume::ToSystemCall, delivered)?;
             delivered = 0;
-            let report = self.waiter.wait(self.stopped.pid(), deadline).inspect_err(|_| self.state = State::Lost)?;
-            match report {
+            match self.wait(wanted, deadline).inspect_err(|_| self.state = State::Lost)? {
                 // It completes the code by itself when it can, as when its cgroup is thawed; without a call that it has not
                 // begun, whose result nobody would know.
                 None => {

@@ -3,13 +3,17 @@
 mod competing;
 mod error;
 mod exec;
+mod lending;
 mod partial;
 mod permission;
 mod release;
 mod settled;
 mod standstill;
 
+#[cfg(test)]
+pub use competing::COMPUTES;
 pub use error::{NotPrepared, StopError};
+pub use lending::AT_ONCE;
 pub use standstill::Standstill;
 
 use super::choose_thread::{can_make_calls, is_in_call};
@@ -34,6 +38,7 @@ use nix::unistd::{Pid, gettid};
 use partial::WholeCalls;
 use permission::NotPermitted;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -94,12 +99,16 @@ pub struct LiveProcess {
     standstill: Standstill,
     /// All threads may be stopped for the calls of one: they have stopped together so far.
     may_stop_all: bool,
+    /// The next thread that is chosen may have to stay traced while others run.
+    may_take_long: bool,
+    /// Among all threads one was found that may stay traced while others run, as often as one was looked for.
+    one_may_stay: bool,
     /// Why the process is left alone from now on.
     over: Option<Over>,
     /// The seccomp filters of the thread that makes calls.
     filters: Filters,
     not_permitted: NotPermitted,
-    waiter: StopWaiter,
+    waiter: Arc<StopWaiter>,
 }
 
 impl LiveProcess {
@@ -120,10 +129,12 @@ impl LiveProcess {
             told: None,
             standstill: Standstill::default(),
             may_stop_all: true,
+            may_take_long: false,
+            one_may_stay: true,
             over: None,
             filters: Filters::None,
             not_permitted: NotPermitted::default(),
-            waiter: StopWaiter::take(),
+            waiter: Arc::new(StopWaiter::take()),
         }
     }
 
@@ -133,8 +144,8 @@ impl LiveProcess {
     }
 
     /// The waiter for its threads.
-    pub fn waiter(&self) -> &StopWaiter {
-        &self.waiter
+    pub fn waiter(&self) -> Arc<StopWaiter> {
+        Arc::clone(&self.waiter)
     }
 
     /// The seccomp filters of the thread that was stopped to make calls.
@@ -150,7 +161,7 @@ impl LiveProcess {
         self.unless_executed(Self::find_one)
     }
 
-    /// Stops one thread that can make calls, and no other: for calls that may take long.
+    /// Stops one thread that can make calls, and no other, even if the threads compete for CPUs.
     ///
     /// # Errors
     /// [`StopError`]; no thread is held then.
@@ -229,7 +240,8 @@ impl LiveProcess {
                 }
                 stopped => stopped?,
             }
-            if let Some(thread) = self.permitted_one()
+            let permitted = self.permitted_one().or_else(|| self.permitted_for_short_calls());
+            if let Some(thread) = permitted
                 && self.settle(thread)?
             {
                 self.chosen.insert(thread);
@@ -277,7 +289,8 @@ impl LiveProcess {
     /// that may not make them are left out.
     fn most_fit(&self) -> Option<i32> {
         let in_call = |&&thread: &&i32| is_in_call(Pid::from_raw(thread)) && self.fits(thread);
-        let asked = |thread: &&i32| !self.not_permitted.contains(**thread);
+        let may_stay = |thread: &i32| !self.may_take_long || !has_children(self.pid, *thread);
+        let asked = |thread: &&i32| !self.not_permitted.contains(**thread) && may_stay(thread);
         let undisturbed =
             self.stopped.iter().filter(|(_, held)| held.signal == 0).map(|(thread, _)| thread).filter(asked);
         let all = || self.stopped.keys().filter(asked);

@@ -4,6 +4,7 @@
 //! for that: some 0.03 ms for each MiB in base pages. The entries below are read before the stop, for a limited time.
 
 use super::LiveExecutor;
+use super::with_threads::Length;
 use crate::remote::calls::failed;
 use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingFlags, MappingUsage, RangeSet};
 use lift_execution::CallError;
@@ -100,7 +101,7 @@ impl LiveExecutor {
     /// The errors of `mlock`.
     pub fn lock_in_memory(&mut self, range: AddressRange) -> Result<(), CallError> {
         let arguments = [range.start().0, range.len(), 0, 0, 0, 0];
-        self.with_thread_alone(|calls| calls.call("mlock", libc::SYS_mlock, arguments)).map(drop)
+        self.with_thread_of(Length::Alone, |calls| calls.call("mlock", libc::SYS_mlock, arguments)).map(drop)
     }
 
     /// Prepares reading the attributes of a range, while the program runs.

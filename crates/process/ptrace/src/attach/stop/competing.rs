@@ -31,7 +31,7 @@ impl LiveProcess {
 
     /// True if more threads compute than the program has CPUs, not too many threads would have to be stopped, and none is in
     /// uninterruptible sleep, which would delay the others.
-    fn threads_compete(&self) -> bool {
+    pub fn threads_compete(&self) -> bool {
         let Ok(listing) = user_threads(self.pid, |_| true) else { return false };
         let cpus = linux::cpus::allowed_to(self.pid.as_raw()).unwrap_or(1);
         if listing.threads.len() <= cpus || listing.threads.len() > MOST_THREADS {
@@ -43,6 +43,10 @@ impl LiveProcess {
     }
 }
 
+/// Set in the environment of the tests' program whose threads compute.
+#[cfg(test)]
+pub const COMPUTES: &str = "PAGELIFT_TEST_COMPUTES";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,9 +55,6 @@ mod tests {
     use std::io::{BufRead, BufReader, stdin};
     use std::thread;
     use std::time::{Duration, Instant};
-
-    /// Set in the environment of the program, with the number of its threads that compute.
-    const COMPUTES: &str = "PAGELIFT_TEST_COMPUTES";
 
     /// That program: the test's thread waits, and so does the first one.
     #[test]
