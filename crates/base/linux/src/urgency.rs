@@ -116,6 +116,14 @@ pub fn take_largest_share() {
     change_ordinary(|before| Attributes { nice: LARGEST_SHARE, ..before });
 }
 
+/// Both of these, for a short command: each time that one of its threads sleeps, it would wait behind all threads of a program that
+/// uses every CPU. The threads that it starts later inherit it.
+pub fn hurry() {
+    change_ordinary(|before| Attributes { runtime: SHORTEST_SLICE, nice: LARGEST_SHARE, ..before });
+    // Without the right to the share.
+    take_short_slices();
+}
+
 /// Gives the calling thread the largest share of a CPU, as [`take_largest_share`] does, until it is dropped.
 pub struct LargestShare {
     /// The nice value before.
@@ -192,6 +200,22 @@ mod tests {
             // Before Linux 6.12 there are no slices of a thread's own.
             assert!([SHORTEST_SLICE, before.runtime].contains(&after.runtime), "{after:?}");
             assert_eq!(Attributes { runtime: before.runtime, ..after }, before);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_command_in_a_hurry_takes_what_it_may() {
+        std::thread::spawn(|| {
+            change_ordinary(|before| Attributes { nice: before.nice.max(5), ..before });
+            let before = attributes().unwrap();
+            hurry();
+            let after = attributes().unwrap();
+            assert!([LARGEST_SHARE, before.nice].contains(&after.nice), "{after:?}");
+            assert!([SHORTEST_SLICE, before.runtime].contains(&after.runtime), "{after:?}");
+            let inherited = std::thread::spawn(|| attributes().unwrap()).join().unwrap();
+            assert_eq!(inherited, after);
         })
         .join()
         .unwrap();

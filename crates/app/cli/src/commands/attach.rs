@@ -17,6 +17,7 @@ use foreign_text::printable;
 use health::Standing;
 use lift_plan::Plan;
 use linux::process_handle::ProcessHandle;
+use linux::urgency::hurry;
 use linux::written_file::is_standard_output;
 use options::{Kind, Policy};
 use process_view::coverage::ProcessMemory;
@@ -39,12 +40,16 @@ const NOT_AS_IT_WAS: &str = "its memory is not as it was; see the line about the
 
 /// Lifts.
 pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
+    let kinds = args.policy.policy().kinds;
+    let in_place: Vec<_> = InPlace::ALL.into_iter().filter(|memory| kinds.contains(memory.kind())).collect();
+    // Lifts in place may take minutes, and hurry for each block.
+    if in_place.is_empty() && !args.watch {
+        hurry();
+    }
     limit_reads();
     let group = args.unit.as_deref().map(control_group).transpose()?;
     let chosen = chosen(args, group.as_deref());
     let pids = targets(args.pid, chosen)?;
-    let kinds = args.policy.policy().kinds;
-    let in_place: Vec<_> = InPlace::ALL.into_iter().filter(|memory| kinds.contains(memory.kind())).collect();
     if args.fill && in_place.is_empty() {
         bail!("--fill concerns shared, anonymous and generated memory only; needed: --lift shared, anon or jit");
     }
@@ -325,6 +330,7 @@ fn on_request(pid: i32, has_tried_heap: bool) -> String {
 
 /// Puts back.
 pub fn detach(args: &DetachArgs) -> anyhow::Result<()> {
+    hurry();
     limit_reads();
     let chosen = by_program(args.all.as_deref());
     let (pids, silent) = answering(&targets(args.pid, chosen)?);
