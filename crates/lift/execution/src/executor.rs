@@ -8,6 +8,10 @@ use lift_plan::{Placement, Reason};
 
 /// The number of "function not implemented", the same on every Linux architecture.
 pub const ENOSYS: i32 = 38;
+/// The number of "bad address", likewise: also the error of populating memory for which there is no page.
+pub const EFAULT: i32 = 14;
+/// The number of "cannot allocate memory", likewise.
+pub const ENOMEM: i32 = 12;
 
 /// The pages behind new anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! The state of one part while its steps are executed, and how to undo it.
 
-use crate::executor::{Backing, CallError, ENOSYS, Executor, FileMapping};
+use crate::executor::{Backing, CallError, EFAULT, ENOMEM, ENOSYS, Executor, FileMapping};
 use crate::move_aside::MovedAside;
 use crate::outcome::Uncovered;
 use crate::restoring::persist;
@@ -215,7 +215,9 @@ impl<'a> PartState<'a> {
         range: AddressRange,
         size: PageSize,
     ) -> Result<(), CallError> {
-        self.copy_of(range).map_or(Ok(()), |copy| executor.populate(copy, size))
+        // Without a reservation the kernel notices here that its pool is empty.
+        let named = |error: CallError| if error.errno == EFAULT { CallError { errno: ENOMEM, ..error } } else { error };
+        self.copy_of(range).map_or(Ok(()), |copy| executor.populate(copy, size)).map_err(named)
     }
 
     /// Errors are ignored: the next step reads back which pages are huge. Kernels without `MADV_COLLAPSE` keep the

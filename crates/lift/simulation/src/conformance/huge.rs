@@ -37,7 +37,7 @@ fn thp_of(ground: &Ground) -> Result<PageSize, String> {
 /// `pages` populated pages of the pool.
 fn from_pool<S: Subject>(subject: &mut S, size: PageSize, pages: u64) -> Result<AddressRange, String> {
     let length = pages * size.bytes();
-    let range = AddressRange::sized(call(subject.map(length, Backing::Hugetlb { size, reserve: true }))?, length);
+    let range = AddressRange::sized(call(subject.map(length, Backing::Hugetlb { size, reserve: false }))?, length);
     call(subject.populate(range, size))?;
     Ok(range)
 }
@@ -91,13 +91,15 @@ fn pool_too_small<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
     let size = pool_of(ground)?;
     let before = call(subject.space())?;
     let length = TOO_MANY_PAGES * size.bytes();
-    let result: Result<(), CallError> = subject.map(length, Backing::Hugetlb { size, reserve: true }).and_then(|at| {
-        let range = AddressRange::sized(at, length);
-        let populated = subject.populate(range, size);
-        subject.unmap(range)?;
-        populated
-    });
-    refused(result, "taking more pool pages than there are")?;
+    for reserve in [true, false] {
+        let result: Result<(), CallError> = subject.map(length, Backing::Hugetlb { size, reserve }).and_then(|at| {
+            let range = AddressRange::sized(at, length);
+            let populated = subject.populate(range, size);
+            subject.unmap(range)?;
+            populated
+        });
+        refused(result, "taking more pool pages than there are")?;
+    }
     let after = call(subject.space())?;
     expect(before == after, || format!("before {before:?}, after {after:?}"))
 }
