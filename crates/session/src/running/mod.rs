@@ -11,7 +11,7 @@ pub(crate) use attach::attach_opened;
 pub use attach::{AttachOptions, Attached, attach, plan_attach};
 pub use descendants::Descendants;
 pub use detach::{Detached, detach};
-pub use ptrace::attach::Pause;
+pub use ptrace::attach::{Pause, leave_stops_to_waiters};
 pub(crate) use suspended::Suspended;
 pub use targets::{Chosen, Members, Selected, answering};
 pub use watch::Watches;

@@ -25,7 +25,7 @@ use process_view::{ObjectReader, ObservationError, OneByOne};
 use session::inspect::Inspection;
 use session::running::{
     AttachOptions, Attached, Chosen, Detached, Members, Selected, Watches, answering, attach as lift,
-    detach as put_back, plan_attach, with_process,
+    detach as put_back, leave_stops_to_waiters, plan_attach, with_process,
 };
 use session::shared::{
     Growing, InPlace, InPlaceAmounts, InPlaceOptions, InPlaceReport, InPlaceReports, added, plan_in_place,
@@ -42,6 +42,7 @@ const NOT_AS_IT_WAS: &str = "its memory is not as it was; see the line about the
 pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     let kinds = args.policy.policy().kinds;
     let in_place: Vec<_> = InPlace::ALL.into_iter().filter(|memory| kinds.contains(memory.kind())).collect();
+    leave_stops_to_waiters();
     // Lifts in place may take minutes, and hurry for each block.
     if in_place.is_empty() && !args.watch {
         hurry();
@@ -330,6 +331,7 @@ fn on_request(pid: i32, has_tried_heap: bool) -> String {
 
 /// Puts back.
 pub fn detach(args: &DetachArgs) -> anyhow::Result<()> {
+    leave_stops_to_waiters();
     hurry();
     limit_reads();
     let chosen = by_program(args.all.as_deref());

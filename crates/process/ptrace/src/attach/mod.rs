@@ -37,4 +37,4 @@ pub use calls_of_thread::Calls;
 pub use executor::{Finished, LiveExecutor, Pause};
 pub use stop::{LiveProcess, NotPrepared, StopError};
 pub use target::Target;
-pub use waiting::StopWaiter;
+pub use waiting::{StopWaiter, leave_stops_to_waiters};

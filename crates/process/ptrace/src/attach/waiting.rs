@@ -17,6 +17,16 @@ const POLL_MILLISECONDS: u8 = 1;
 /// no thread has had time to stop.
 const FEWEST_POLLS: u32 = 100;
 
+/// Blocks SIGCHLD in the calling thread, and so in those that it starts later. A thread that does not block it may receive the
+/// signal in place of a [`StopWaiter`] of another thread, which would find the stop at its next poll only. For the beginning of a
+/// command that stops threads.
+pub fn leave_stops_to_waiters() {
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGCHLD);
+    // Without it a stop is found by a poll.
+    let _ = mask.thread_block();
+}
+
 /// Receives SIGCHLD of the calling thread by a descriptor. Dropping it restores the signal mask.
 pub struct StopWaiter {
     descriptor: Option<SignalFd>,
