@@ -116,8 +116,8 @@ pub fn take_largest_share() {
     change_ordinary(|before| Attributes { nice: LARGEST_SHARE, ..before });
 }
 
-/// Both of these, for a short command: each time that one of its threads sleeps, it would wait behind all threads of a program that
-/// uses every CPU. The threads that it starts later inherit it.
+/// Takes short slices and the largest share, for a short command: otherwise a thread that has slept waits behind all threads of a
+/// program that uses every CPU. Threads that are started later inherit both.
 pub fn hurry() {
     change_ordinary(|before| Attributes { runtime: SHORTEST_SLICE, nice: LARGEST_SHARE, ..before });
     // Without the right to the share.

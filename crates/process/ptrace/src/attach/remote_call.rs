@@ -152,7 +152,7 @@ impl<'a> RemoteCaller<'a> {
         Ok(Self { stopped, means, memory, waiter, filters, stopped_with, registers, mask, state, deadline, lend })
     }
 
-    /// Runs `lend` once, if a call has not returned after `at_once` from now: it lets other threads go on.
+    /// Runs `lend` once, if a call has not returned after `at_once` from now: it releases other threads.
     pub fn lending(mut self, at_once: Duration, lend: &'a mut dyn FnMut()) -> Self {
         self.lend = Some((Instant::now() + at_once, lend));
         self

@@ -1,4 +1,4 @@
-//! Stops threads of the program, and makes one of them execute calls.
+//! Stops threads of the program. One thread executes calls.
 
 use super::comparing::CHANGED;
 use super::{ALL_CALLS, LiveExecutor};
@@ -202,7 +202,7 @@ mod tests {
         calls.call("nanosleep", libc::SYS_nanosleep, [at.0, 0, 0, 0, 0, 0])
     }
 
-    /// The longest stops of all threads and of one, where a call of one of them sleeps.
+    /// The longest stops of all threads and of one, where one thread sleeps in a call.
     fn stops(pid: i32, length: Length) -> (Duration, Duration) {
         let space = AddressSpace::parse(&std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap()).unwrap();
         let base_page = PageSize::new(linux::pages::base_page().bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! Calls that may take long, of one of the stopped threads: once they have taken their time, all others go on.
+//! Calls that may take long, by one stopped thread: all others are released after some milliseconds.
 //!
 //! A call that opens a file may wait for a disk, or for a program that serves or checks the file, which may be a thread of this
 //! very program.
