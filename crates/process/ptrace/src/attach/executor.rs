@@ -190,7 +190,7 @@ impl LiveExecutor {
         // Huge pages of the file need an address that agrees with the offset.
         let page = linux::pages::transparent_huge_page().unwrap_or(self.base_page);
         self.map_noted(length, page, file.offset, |executor, at| {
-            // A file system that is slow to open a file delays one thread. An image is compared with this process's between the calls.
+            // A file system that is slow to open a file delays one thread. An image is compared with ours in between.
             let length_of_calls = if how == IMAGE { Length::Alone } else { Length::Long };
             executor.with_thread_of(length_of_calls, |calls| {
                 let path = calls.place(&path)?;
