@@ -8,6 +8,9 @@ use lift_plan::{Placement, Reason};
 
 /// The number of "function not implemented", the same on every Linux architecture.
 pub const ENOSYS: i32 = 38;
+/// The number of "input/output error", likewise: also the error of a write through `/proc/PID/mem` to memory for which there is no
+/// page.
+pub const EIO: i32 = 5;
 /// The number of "bad address", likewise: also the error of populating memory for which there is no page.
 pub const EFAULT: i32 = 14;
 /// The number of "cannot allocate memory", likewise.

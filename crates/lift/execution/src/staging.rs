@@ -1,6 +1,6 @@
 //! The state of one part while its steps are executed, and how to undo it.
 
-use crate::executor::{Backing, CallError, EFAULT, ENOMEM, ENOSYS, Executor, FileMapping};
+use crate::executor::{Backing, CallError, EFAULT, EIO, ENOMEM, ENOSYS, Executor, FileMapping};
 use crate::move_aside::MovedAside;
 use crate::outcome::Uncovered;
 use crate::restoring::persist;
@@ -216,7 +216,8 @@ impl<'a> PartState<'a> {
         size: PageSize,
     ) -> Result<(), CallError> {
         // Without a reservation the kernel notices here that its pool is empty.
-        let named = |error: CallError| if error.errno == EFAULT { CallError { errno: ENOMEM, ..error } } else { error };
+        let is_shortage = |error: &CallError| [EFAULT, EIO].contains(&error.errno);
+        let named = |error: CallError| if is_shortage(&error) { CallError { errno: ENOMEM, ..error } } else { error };
         self.copy_of(range).map_or(Ok(()), |copy| executor.populate(copy, size)).map_err(named)
     }
 

@@ -42,13 +42,14 @@ const NOT_AS_IT_WAS: &str = "its memory is not as it was; see the line about the
 pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     let kinds = args.policy.policy().kinds;
     let in_place: Vec<_> = InPlace::ALL.into_iter().filter(|memory| kinds.contains(memory.kind())).collect();
+    // systemctl would inherit what follows.
+    let group = args.unit.as_deref().map(control_group).transpose()?;
     leave_stops_to_waiters();
-    // Lifts in place may take minutes, and hurry for each block.
-    if in_place.is_empty() && !args.watch {
+    // Lifts in place may take minutes, and take the largest share for each block.
+    if in_place.is_empty() && args.heap == AttachHeapArg::Off && !args.watch {
         hurry();
     }
     limit_reads();
-    let group = args.unit.as_deref().map(control_group).transpose()?;
     let chosen = chosen(args, group.as_deref());
     let pids = targets(args.pid, chosen)?;
     if args.fill && in_place.is_empty() {

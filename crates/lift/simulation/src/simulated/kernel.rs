@@ -172,7 +172,7 @@ impl SimulatedKernel {
     /// Lets the program write; the memory must be mapped and writable.
     ///
     /// # Errors
-    /// `EFAULT`, as `/proc/PID/mem` gives it.
+    /// `EFAULT` where it is not.
     pub fn write(&mut self, at: Address, bytes: &[u8]) -> Result<(), i32> {
         let range = AddressRange::sized(at, bytes.len() as u64);
         self.write_to(range)?;

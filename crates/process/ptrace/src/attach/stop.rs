@@ -288,14 +288,14 @@ impl LiveProcess {
     /// Returns a stopped thread that can make calls, preferably one in a system call and without a signal to handle. Those
     /// that may not make them are left out.
     fn most_fit(&self) -> Option<i32> {
-        let in_call = |&&thread: &&i32| is_in_call(Pid::from_raw(thread)) && self.fits(thread);
-        let may_stay = |thread: &i32| !self.may_take_long || !has_children(self.pid, *thread);
-        let asked = |thread: &&i32| !self.not_permitted.contains(**thread) && may_stay(thread);
+        let fits = |thread: i32| self.fits(thread) && (!self.may_take_long || !has_children(self.pid, thread));
+        let in_call = |&&thread: &&i32| is_in_call(Pid::from_raw(thread)) && fits(thread);
+        let asked = |thread: &&i32| !self.not_permitted.contains(**thread);
         let undisturbed =
             self.stopped.iter().filter(|(_, held)| held.signal == 0).map(|(thread, _)| thread).filter(asked);
         let all = || self.stopped.keys().filter(asked);
         let best = undisturbed.clone().find(in_call).or_else(|| all().find(in_call));
-        best.or_else(|| all().find(|&&thread| self.fits(thread))).copied()
+        best.or_else(|| all().find(|&&thread| fits(thread))).copied()
     }
 
     /// True if a held thread is in a range, or may be.

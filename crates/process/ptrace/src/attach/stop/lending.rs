@@ -67,8 +67,11 @@ impl LiveProcess {
         self.stopped.insert(taken.thread().pid().as_raw(), taken.0);
     }
 
-    /// Releases all threads but the one that was taken.
+    /// Releases all threads but the one that was taken, if others are held.
     pub fn release_others(&mut self) {
+        if self.stopped.is_empty() {
+            return;
+        }
         let (told, count) = (self.told, self.stopped.len() + 1);
         self.release_all();
         self.standstill.threads = self.standstill.threads.max(count);
