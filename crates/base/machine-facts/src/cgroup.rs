@@ -238,37 +238,55 @@ fn mounts_of<'a>(mountinfo: &'a str, controller: Option<&'a str>) -> impl Iterat
 /// The files of a cgroup that say how much memory it may have and has.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryFiles {
-    /// The file with the limit in bytes, without a number if there is no limit.
-    pub limit: &'static str,
+    /// The files with limits in bytes, without a number if there is no limit. Above `memory.high` the kernel slows a process down
+    /// so much that it is a limit, too.
+    limits: &'static [&'static str],
     /// Holds the bytes that are charged.
     pub usage: &'static str,
-    /// Line of `memory.stat` with inactive page cache, which is reclaimed at once when the limit is reached.
-    reclaimable: &'static str,
+    /// Lines of `memory.stat` with inactive and active page cache.
+    page_cache: [&'static str; 2],
 }
 
 impl MemoryFiles {
     /// The files in the hierarchy of version 1 or 2.
     pub const fn of(version_2: bool) -> Self {
         if version_2 {
-            Self { limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file " }
+            Self {
+                limits: &["memory.max", "memory.high"],
+                usage: "memory.current",
+                page_cache: ["inactive_file ", "active_file "],
+            }
         } else {
-            Self { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", reclaimable: "total_inactive_file " }
+            Self {
+                limits: &["memory.limit_in_bytes"],
+                usage: "memory.usage_in_bytes",
+                page_cache: ["total_inactive_file ", "total_active_file "],
+            }
         }
     }
 
-    /// Bytes left below a limit, with the text of `memory.stat`.
+    /// The smallest limit; `None` without one. `number` reads one of the files.
+    pub fn limit(self, number: impl FnMut(&'static str) -> Option<u64>) -> Option<u64> {
+        self.limits.iter().copied().filter_map(number).filter(|limit| *limit < NO_LIMIT).min()
+    }
+
+    /// Bytes left below a limit, with the text of `memory.stat`. At the limit the kernel reclaims inactive page cache at once, and
+    /// active page cache rather than that it refuses memory; half of the latter counts, since the program uses it. With a cache
+    /// in use most of it is active: the kernel lets that be several times as large (`inactive_is_low` in `mm/vmscan.c`).
     pub fn left(self, limit: u64, usage: u64, stat: &str) -> u64 {
-        let line = stat.lines().find_map(|line| line.strip_prefix(self.reclaimable));
-        let reclaimable = line.and_then(|number| number.trim().parse().ok()).unwrap_or(0);
-        limit.saturating_sub(usage.saturating_sub(reclaimable))
+        let bytes = |name| {
+            let line = stat.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0)
+        };
+        let [inactive, active] = self.page_cache.map(bytes);
+        limit.saturating_sub(usage.saturating_sub(inactive.saturating_add(active / 2)))
     }
 }
 
 fn take_memory(files: &impl Files, limits: &mut CgroupLimits, directory: &str, version_2: bool) {
     let names = MemoryFiles::of(version_2);
     // Without a limit the rest need not be read: the kernel sums `memory.stat` over all CPUs for each reader.
-    let limit = files.number(&format!("{directory}/{}", names.limit));
-    let Some(limit) = limit.filter(|limit| *limit < NO_LIMIT) else { return };
+    let Some(limit) = names.limit(|name| files.number(&format!("{directory}/{name}"))) else { return };
     let Some(usage) = files.number(&format!("{directory}/{}", names.usage)) else { return };
     let left = names.left(limit, usage, &files.text(&format!("{directory}/memory.stat")).unwrap_or_default());
     if limits.memory.as_ref().is_none_or(|(so_far, _)| left < *so_far) {
@@ -519,10 +537,25 @@ mod tests {
     }
 
     #[test]
+    fn the_limit_above_which_the_kernel_throttles_is_a_limit() {
+        let read = |texts: &'static [(&str, u64)]| {
+            move |name: &str| texts.iter().find(|(file, _)| *file == name).map(|(_, limit)| *limit)
+        };
+        let (old, new) = (MemoryFiles::of(false), MemoryFiles::of(true));
+        assert_eq!(new.limit(read(&[("memory.max", 9), ("memory.high", 5)])), Some(5));
+        assert_eq!(new.limit(read(&[("memory.high", 5)])), Some(5));
+        assert_eq!(new.limit(read(&[])), None);
+        assert_eq!(old.limit(read(&[("memory.limit_in_bytes", NO_LIMIT)])), None);
+    }
+
+    #[test]
     fn page_cache_that_can_be_dropped_is_left() {
         let (old, new) = (MemoryFiles::of(false), MemoryFiles::of(true));
         let stat = "inactive_file 30\ntotal_inactive_file 50\n";
         assert_eq!((old.left(100, 80, stat), new.left(100, 80, stat)), (70, 50));
+        // A program that reads all of its files again and again.
+        let hot = "inactive_file 6\nactive_file 60\ntotal_inactive_file 4\ntotal_active_file 40\n";
+        assert_eq!((old.left(100, 100, hot), new.left(100, 100, hot)), (24, 36));
         assert_eq!((new.left(100, 180, stat), new.left(100, 20, stat), new.left(100, 80, "")), (0, 100, 20));
     }
 

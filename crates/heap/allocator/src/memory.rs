@@ -3,7 +3,7 @@
 use crate::sys::{map_anywhere, read_file, unmap};
 use core::ffi::CStr;
 use core::fmt::{self, Write};
-use machine_facts::{CgroupDirectory, Controller, MemoryFiles, NO_LIMIT, for_each_directory};
+use machine_facts::{CgroupDirectory, Controller, MemoryFiles, for_each_directory};
 
 /// Bytes that can be allocated without running out of memory; `None` if they are not known.
 pub fn available() -> Option<u64> {
@@ -58,7 +58,7 @@ fn left_below(directory: &CgroupDirectory<'_>, path: &mut [u8]) -> Option<u64> {
     let files = MemoryFiles::of(directory.version_2);
     let mut number = |file| read_text(path_in(directory, file, path)?, &mut [0; 64])?.trim().parse().ok();
     // A limit of `max` is none.
-    let limit = number(files.limit).filter(|&limit| limit < NO_LIMIT)?;
+    let limit = files.limit(&mut number)?;
     let usage = number(files.usage)?;
     let mut buffer = [0u8; 4096];
     let statistics = read_text(path_in(directory, "memory.stat", path)?, &mut buffer).unwrap_or_default();
@@ -73,23 +73,22 @@ pub fn room_of_cgroups() -> Option<u64> {
     least
 }
 
-/// As for [`room_of_cgroups`], in one cgroup. Above `memory.high` the kernel slows a process down so much that it is a limit,
-/// too.
+/// As for [`room_of_cgroups`], in one cgroup.
 fn room_in(directory: &CgroupDirectory<'_>, path: &mut [u8]) -> Option<u64> {
     let files = MemoryFiles::of(directory.version_2);
-    let mut number = |file| read_text(path_in(directory, file, path)?, &mut [0; 64])?.trim().parse::<u64>().ok();
-    let high = if directory.version_2 { number("memory.high") } else { None };
-    let limit = number(files.limit).filter(|&limit| limit < NO_LIMIT).into_iter().chain(high).min()?;
+    let number = |file| read_text(path_in(directory, file, path)?, &mut [0; 64])?.trim().parse::<u64>().ok();
+    let limit = files.limit(number)?;
     let mut buffer = [0u8; 4096];
     let statistics = read_text(path_in(directory, "memory.stat", path)?, &mut buffer).unwrap_or_default();
     Some(limit.saturating_sub(unreclaimable(statistics, directory.version_2)))
 }
 
-/// Bytes of anonymous and shared memory, from the text of `memory.stat`.
+/// Bytes of anonymous and shared memory, and of pool pages where they are charged (`memory_hugetlb_accounting`; Linux 6.13 shows
+/// them), from the text of `memory.stat`.
 fn unreclaimable(statistics: &str, version_2: bool) -> u64 {
-    let names = if version_2 { ["anon ", "shmem "] } else { ["total_rss ", "total_shmem "] };
-    let number = |name| statistics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-    names.into_iter().filter_map(number).fold(0, u64::saturating_add)
+    let names: &[&str] = if version_2 { &["anon ", "shmem ", "hugetlb "] } else { &["total_rss ", "total_shmem "] };
+    let number = |name: &&str| statistics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    names.iter().filter_map(number).fold(0, u64::saturating_add)
 }
 
 /// Writes the path of a cgroup's file; `None` if it is too long for the kernel.

@@ -1,9 +1,6 @@
 //! Room below the limits of a process's memory cgroups.
 
-use machine_facts::{Cgroups, Controller, Files, MemoryFiles, NO_LIMIT};
-
-/// The limit of cgroup v2 above which the kernel throttles and reclaims, as `memory.max` is that above which it kills.
-const THROTTLES: &str = "memory.high";
+use machine_facts::{Cgroups, Controller, Files, MemoryFiles};
 
 /// Bytes left below the tightest limit of a process (`memory.max` and `memory.high`, or `memory.limit_in_bytes`), and the
 /// directory that sets it; `None` without a limit.
@@ -15,9 +12,7 @@ pub(super) fn memory_left(files: &impl Files, pid: i32) -> Option<(u64, String)>
         }
         let (names, directory) = (MemoryFiles::of(found.version_2), found.to_string());
         let number = |name: &str| files.number(&format!("{directory}/{name}"));
-        let limits = [Some(names.limit), found.version_2.then_some(THROTTLES)];
-        let limit = limits.into_iter().flatten().filter_map(number).filter(|limit| *limit < NO_LIMIT).min();
-        let Some((limit, usage)) = limit.zip(number(names.usage)) else { return };
+        let Some((limit, usage)) = names.limit(number).zip(number(names.usage)) else { return };
         let stat = files.text(&format!("{directory}/memory.stat")).unwrap_or_default();
         let left = names.left(limit, usage, &stat);
         if tightest.as_ref().is_none_or(|(so_far, _)| left < *so_far) {

@@ -156,7 +156,9 @@ impl Kernel for Live<'_> {
         }
         let meminfo = System.text("/proc/meminfo").unwrap_or_default();
         let field = |name| meminfo_bytes(&meminfo, name).unwrap_or(0);
-        let (available, floor) = (field("MemAvailable"), field("MemTotal") / SHARE_LEFT_ALONE);
+        // Pages of pools are never available.
+        let others = field("MemTotal").saturating_sub(field("Hugetlb"));
+        let (available, floor) = (field("MemAvailable"), others / SHARE_LEFT_ALONE);
         if available < floor.saturating_add(bytes) { Err(Reason::MachineLow { available, floor }) } else { Ok(()) }
     }
 

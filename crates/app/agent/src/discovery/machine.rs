@@ -1,7 +1,7 @@
 //! Reads pressure, memory and limits of the machine and of a process's cgroups.
 
 use crate::decision::{CgroupRoom, Conditions};
-use machine_facts::{Cgroups, Controller, Files, MemoryFiles, NO_LIMIT, meminfo_bytes};
+use machine_facts::{Cgroups, Controller, Files, MemoryFiles, meminfo_bytes};
 
 const MEMINFO: &str = "/proc/meminfo";
 /// The boot ID that PID 1 sees, then the one that this process sees. systemd-nspawn gives each container a separate boot ID, but
@@ -35,7 +35,10 @@ pub fn conditions(files: &impl Files, pid: i32) -> Conditions {
         cpu_pressure: pressure("/proc/pressure/cpu"),
         memory_pressure: pressure("/proc/pressure/memory"),
         available: meminfo_bytes(&memory, "MemAvailable").unwrap_or(0),
-        memory: meminfo_bytes(&memory, "MemTotal").unwrap_or(0),
+        // Pages of pools are never available.
+        memory: meminfo_bytes(&memory, "MemTotal")
+            .unwrap_or(0)
+            .saturating_sub(meminfo_bytes(&memory, "Hugetlb").unwrap_or(0)),
         hidden_cgroup: cgroups.hidden().map(str::to_owned),
         ..Conditions::default()
     };
@@ -62,7 +65,7 @@ pub fn conditions(files: &impl Files, pid: i32) -> Conditions {
 
 fn room_in(files: &impl Files, directory: &str, version_2: bool) -> Option<CgroupRoom> {
     let names = MemoryFiles::of(version_2);
-    let limit = files.number(&format!("{directory}/{}", names.limit)).filter(|limit| *limit < NO_LIMIT)?;
+    let limit = names.limit(|name| files.number(&format!("{directory}/{name}")))?;
     let usage = files.number(&format!("{directory}/{}", names.usage))?;
     let stat = files.text(&format!("{directory}/memory.stat")).unwrap_or_default();
     Some(CgroupRoom { left: names.left(limit, usage, &stat), limit, directory: directory.to_owned() })
