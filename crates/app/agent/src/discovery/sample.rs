@@ -5,6 +5,7 @@ use address_space::ProcessStat;
 use linux::text::bytes_of;
 use machine_facts::base_page;
 use nix::libc::{ENOENT, ESRCH};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 use std::fs;
 use std::io;
@@ -48,13 +49,12 @@ impl Sampler {
     /// A sampler for the present moment.
     ///
     /// # Errors
-    /// The uptime cannot be read.
+    /// The clock cannot be read.
     pub fn now() -> io::Result<Self> {
-        let text = fs::read_to_string("/proc/uptime")?;
-        let uptime = text.split(' ').next().and_then(|seconds| seconds.parse().ok());
         let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(USUAL_TICKS);
-        let uptime = uptime.ok_or_else(|| io::Error::other("/proc/uptime holds no number"))?;
-        Ok(Self { uptime, ticks: ticks as f64, page: base_page().bytes() })
+        // Containers with lxcfs show another start in /proc/uptime than that to which start times are relative.
+        let since_boot = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?);
+        Ok(Self { uptime: since_boot.as_secs_f64(), ticks: ticks as f64, page: base_page().bytes() })
     }
 
     /// Reads a process; `None` if it has ended.
