@@ -30,7 +30,8 @@ impl HugePool {
 
     /// Returns the available pages, from the kernel's counts of free, reserved, overcommit and surplus pages.
     pub const fn available_of(free: u64, reserved: u64, overcommit: u64, surplus: u64) -> u64 {
-        free.saturating_sub(reserved) + overcommit.saturating_sub(surplus)
+        // Nothing limits the number that an administrator writes for overcommit.
+        free.saturating_sub(reserved).saturating_add(overcommit.saturating_sub(surplus))
     }
 }
 
@@ -206,6 +207,7 @@ mod tests {
         assert_eq!(HugePool::available_of(7, 3, 5, 1), 4 + 4);
         assert_eq!(HugePool::available_of(3, 7, 1, 5), 0);
         assert_eq!(HugePool::available_of(7, 0, 0, 0), 7);
+        assert_eq!(HugePool::available_of(7, 0, u64::MAX, 0), u64::MAX);
         assert_eq!([3, i64::MAX as u64, u64::MAX, u64::MAX - 3].map(HugePool::reserved_of), [3, i64::MAX as u64, 0, 0]);
     }
 

@@ -43,7 +43,7 @@ pub struct ThpSize {
 pub fn thp_sizes(files: &impl Files, directory: &str) -> Vec<ThpSize> {
     let of_name = |name: &str| {
         let ThpFacts { size, mode } = thp_at(files, directory, PageSize::of_directory(name)?)?;
-        Some(ThpSize { size, mode, in_use: files.number(&format!("{directory}/{name}/stats/nr_anon")) })
+        Some(ThpSize { size, mode, in_use: pages_in_use(files, directory, name) })
     };
     let mut sizes: Vec<_> = files.names_in(directory).iter().filter_map(|name| of_name(name)).collect();
     if sizes.is_empty() {
@@ -52,6 +52,13 @@ pub fn thp_sizes(files: &impl Files, directory: &str) -> Vec<ThpSize> {
     }
     sizes.sort_by_key(|size| size.size);
     sizes
+}
+
+/// The kernel sums the counts of all CPUs while they change, and prints a sum below zero without a sign (`sum_mthp_stat` in
+/// `mm/huge_memory.c`).
+fn pages_in_use(files: &impl Files, directory: &str, name: &str) -> Option<u64> {
+    let printed = files.number(&format!("{directory}/{name}/stats/nr_anon"))?;
+    Some(printed.cast_signed().max(0).cast_unsigned())
 }
 
 /// Returns the largest page smaller than `huge` that a fault in anonymous memory may make, read below a directory: it is mapped
@@ -79,6 +86,18 @@ mod tests {
         assert_eq!(pmd_size(&files, "/thp"), Some(size));
         files.write("/thp/hugepages-2048kB/enabled", "always inherit [madvise] never");
         assert_eq!(thp_at(&files, "/thp", size), Some(ThpFacts { size, mode: ThpMode::Madvise }));
+    }
+
+    #[test]
+    fn a_count_below_zero_is_none() {
+        let mut files = WrittenFiles::default();
+        files.write("/thp/enabled", "always [madvise] never");
+        for (size, count) in [(64, u64::MAX), (128, 7)] {
+            files.write(&format!("/thp/hugepages-{size}kB/enabled"), "always madvise [never]");
+            files.write(&format!("/thp/hugepages-{size}kB/stats/nr_anon"), count);
+        }
+        let in_use: Vec<_> = thp_sizes(&files, "/thp").into_iter().map(|size| size.in_use).collect();
+        assert_eq!(in_use, [Some(0), Some(7)]);
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! The lines of `/proc/interrupts` that concern shootdowns: readable by everybody, on x86 only.
 
+use std::collections::BTreeMap;
+
 /// Counters of one line, one number for each CPU that is online.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InterruptCounts {
+    /// The CPUs of the columns.
+    pub cpus: Vec<u32>,
     /// TLB shootdowns received since the machine was started (the line `TLB`); `None` if the kernel has no such line,
     /// as on Arm.
     pub shootdowns: Option<Vec<u64>>,
@@ -14,14 +18,16 @@ impl InterruptCounts {
     /// Parses the text of `/proc/interrupts`.
     pub fn parse(text: &str) -> Self {
         let mut lines = text.lines();
-        let cpus =
-            lines.next().map_or(0, |line| line.split_whitespace().filter(|word| word.starts_with("CPU")).count());
+        let number = |word: &str| word.strip_prefix("CPU")?.parse().ok();
+        let cpus: Vec<u32> =
+            lines.next().map_or(Vec::new(), |line| line.split_whitespace().filter_map(number).collect());
         let line_of = |label: &str| {
             let counts = text.lines().find_map(|line| line.trim_start().strip_prefix(label)?.strip_prefix(':'))?;
-            let numbers = counts.split_whitespace().take(cpus).map(str::parse);
-            numbers.collect::<Result<Vec<u64>, _>>().ok().filter(|numbers| numbers.len() == cpus && cpus > 0)
+            let numbers = counts.split_whitespace().take(cpus.len()).map(str::parse);
+            let numbers = numbers.collect::<Result<Vec<u64>, _>>().ok();
+            numbers.filter(|numbers| numbers.len() == cpus.len() && !cpus.is_empty())
         };
-        Self { shootdowns: line_of("TLB"), calls: line_of("CAL") }
+        Self { shootdowns: line_of("TLB"), calls: line_of("CAL"), cpus }
     }
 
     /// Reads the counters of this machine.
@@ -33,12 +39,13 @@ impl InterruptCounts {
         Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
     }
 
-    /// Shootdowns received since `earlier`, on all CPUs together; `None` if they are not counted.
+    /// Shootdowns received since `earlier`, on all CPUs together that are in both; `None` if they are not counted. The kernel has
+    /// counters of 32 bits (`irq_tlb_count` in `arch/x86/kernel/irq.c`), and shows those of CPUs that are online.
     pub fn shootdowns_since(&self, earlier: &Self) -> Option<u64> {
         let (now, before) = (self.shootdowns.as_ref()?, earlier.shootdowns.as_ref()?);
-        // A CPU that came online or went offline changes the columns; the sums are still valid.
-        let sum = |numbers: &[u64]| numbers.iter().fold(0, |sum: u64, number| sum.wrapping_add(*number));
-        Some(sum(now).saturating_sub(sum(before)))
+        let before: BTreeMap<u32, u64> = earlier.cpus.iter().copied().zip(before.iter().copied()).collect();
+        let of_both = self.cpus.iter().zip(now).filter_map(|(cpu, now)| Some((*now, *before.get(cpu)?)));
+        Some(of_both.map(|(now, before)| u64::from((now as u32).wrapping_sub(before as u32))).sum())
     }
 }
 
@@ -53,9 +60,20 @@ mod tests {
         let counts = InterruptCounts::parse(x86);
         assert_eq!(counts.shootdowns, Some(vec![55158, 57050]));
         assert_eq!(counts.calls, Some(vec![117_303, 98231]));
-        let later = InterruptCounts { shootdowns: Some(vec![55160, 57060]), calls: None };
+        let later = InterruptCounts { cpus: vec![0, 1], shootdowns: Some(vec![55160, 57060]), calls: None };
         assert_eq!(later.shootdowns_since(&counts), Some(12));
-        assert_eq!(counts.shootdowns_since(&later), Some(0));
+    }
+
+    #[test]
+    fn counters_begin_again_and_cpus_go() {
+        let counts = |cpus: &[u32], counts: &[u64]| InterruptCounts {
+            cpus: cpus.to_vec(),
+            shootdowns: Some(counts.to_vec()),
+            calls: None,
+        };
+        let before = counts(&[0, 1, 2], &[u64::from(u32::MAX), 5_000_000, 7]);
+        assert_eq!(counts(&[0, 2], &[9, 8]).shootdowns_since(&before), Some(11));
+        assert_eq!(counts(&[0, 1, 2, 3], &[9, 5_000_000, 7, 900]).shootdowns_since(&before), Some(10));
     }
 
     #[test]

@@ -41,9 +41,11 @@ pub(super) fn contents(file: &File, huge: PageSize, until: Instant) -> Result<Co
     Ok(Contents { length, blocks: looking.blocks, already: 0, room, unseen })
 }
 
-/// Bytes that a tmpfs can still take; `None` without a limit.
+/// Bytes that a tmpfs can still take; `None` without a limit. Before Linux 6.7 several CPUs together may have taken more than the
+/// limit, and the kernel prints the number below zero without a sign (`shmem_statfs`).
 fn room_of(tmpfs: &Statfs) -> Option<u64> {
-    (tmpfs.blocks() > 0).then(|| tmpfs.blocks_available().saturating_mul(tmpfs.block_size() as u64))
+    let left = Some(tmpfs.blocks_available()).filter(|left| *left <= tmpfs.blocks()).unwrap_or(0);
+    (tmpfs.blocks() > 0).then(|| left.saturating_mul(tmpfs.block_size() as u64))
 }
 
 /// Bytes that the tmpfs of a file can still take; `None` without a limit.

@@ -115,7 +115,9 @@ pub(crate) fn space(directory: impl AsFd) -> Result<Space, StoreError> {
     let block = stat.block_size() as u64;
     // A mount without a limit reports no blocks (tmpfs), or none at all in either field (hugetlbfs).
     let bounded = |blocks: u64| (stat.blocks() != 0 && stat.blocks() != u64::MAX).then(|| blocks.saturating_mul(block));
-    Ok(Space { size: bounded(stat.blocks()), free: bounded(stat.blocks_available()) })
+    // More free blocks than blocks are a number below zero, see `shmem_statfs`.
+    let free = Some(stat.blocks_available()).filter(|free| *free <= stat.blocks()).unwrap_or(0);
+    Ok(Space { size: bounded(stat.blocks()), free: bounded(free) })
 }
 
 /// True if the machine's setting forbids huge pages of shared memory to all mounts.

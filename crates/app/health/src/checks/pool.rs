@@ -14,7 +14,7 @@ const SOME_PAGES: u64 = 64;
 
 /// Bytes that a pool can give at most.
 fn capacity(pool: &PoolFacts) -> u64 {
-    (pool.total + pool.overcommit).saturating_mul(pool.size.bytes())
+    pool.total.saturating_add(pool.overcommit).saturating_mul(pool.size.bytes())
 }
 
 /// Limits of pages in use without limits of pages promised.
@@ -155,7 +155,11 @@ pub fn pages(facts: &Facts) -> Vec<CheckOutcome> {
             format!("{}, none available", counted(pool.total, "page")),
             "some, only for --pages hugetlb and --heap=2M",
             "everything else works without; overcommit takes pages when they are wanted and keeps none",
-            Some(Fix::root(format!("pagelift pool overcommit {}:{}", short(pool.size), pool.overcommit + SOME_PAGES))),
+            Some(Fix::root(format!(
+                "pagelift pool overcommit {}:{}",
+                short(pool.size),
+                pool.overcommit.saturating_add(SOME_PAGES)
+            ))),
         ),
     }
 }
