@@ -271,8 +271,8 @@ impl MemoryFiles {
     }
 
     /// Bytes left below a limit, with the text of `memory.stat`. At the limit the kernel reclaims inactive page cache at once, and
-    /// active page cache rather than that it refuses memory; half of the latter counts, since the program uses it. With a cache
-    /// in use most of it is active: the kernel lets that be several times as large (`inactive_is_low` in `mm/vmscan.c`).
+    /// active page cache before it refuses memory; half of the latter counts, since the program uses it. The kernel lets active
+    /// page cache be several times as large as inactive page cache (`inactive_is_low` in `mm/vmscan.c`).
     pub fn left(self, limit: u64, usage: u64, stat: &str) -> u64 {
         let bytes = |name| {
             let line = stat.lines().find_map(|line| line.strip_prefix(name));

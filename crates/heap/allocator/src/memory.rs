@@ -83,8 +83,8 @@ fn room_in(directory: &CgroupDirectory<'_>, path: &mut [u8]) -> Option<u64> {
     Some(limit.saturating_sub(unreclaimable(statistics, directory.version_2)))
 }
 
-/// Bytes of anonymous and shared memory, and of pool pages where they are charged (`memory_hugetlb_accounting`; Linux 6.13 shows
-/// them), from the text of `memory.stat`.
+/// Bytes of anonymous and shared memory, and of pool pages that are charged (`memory_hugetlb_accounting`, shown since Linux 6.13),
+/// from the text of `memory.stat`.
 fn unreclaimable(statistics: &str, version_2: bool) -> u64 {
     let names: &[&str] = if version_2 { &["anon ", "shmem ", "hugetlb "] } else { &["total_rss ", "total_shmem "] };
     let number = |name: &&str| statistics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());

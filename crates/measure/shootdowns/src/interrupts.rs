@@ -39,8 +39,8 @@ impl InterruptCounts {
         Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
     }
 
-    /// Shootdowns received since `earlier`, on all CPUs together that are in both; `None` if they are not counted. The kernel has
-    /// counters of 32 bits (`irq_tlb_count` in `arch/x86/kernel/irq.c`), and shows those of CPUs that are online.
+    /// Shootdowns received since `earlier`, on all CPUs together that are in both; `None` if they are not counted. The kernel
+    /// counts in 32 bits (`irq_tlb_count` in `arch/x86/kernel/irq.c`), and shows only CPUs that are online.
     pub fn shootdowns_since(&self, earlier: &Self) -> Option<u64> {
         let (now, before) = (self.shootdowns.as_ref()?, earlier.shootdowns.as_ref()?);
         let before: BTreeMap<u32, u64> = earlier.cpus.iter().copied().zip(before.iter().copied()).collect();
