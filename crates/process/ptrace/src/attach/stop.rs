@@ -101,7 +101,7 @@ pub struct LiveProcess {
     may_stop_all: bool,
     /// The next thread that is chosen may have to stay traced while others run.
     may_take_long: bool,
-    /// So far each search among all threads has found one that may stay traced while others run.
+    /// True if each search among all threads so far has found one that may stay traced while others run.
     one_may_stay: bool,
     /// Why the process is left alone from now on.
     over: Option<Over>,
