@@ -87,7 +87,7 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
         let looks = args.used || args.probe;
         let tlb = match &probe {
             Some(Outcome::Measured(probe)) => Some(reach(probe)),
-            _ => looks.then(known_reach),
+            _ => looks.then(|| known_reach(true)),
         };
         // The files that change the process are opened before the rights to change anything are dropped.
         let stall = args.stall;

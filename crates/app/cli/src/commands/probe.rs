@@ -8,6 +8,7 @@ use crate::text::probe::text;
 use anyhow::{bail, ensure};
 use clap::Args;
 use linux::pages::base_page;
+use std::sync::OnceLock;
 use std::time::Duration;
 use translation::tlb_probe::{Options, Probe, probe};
 use translation::working_set::{HeldPages, Reach};
@@ -45,17 +46,24 @@ pub fn beside() -> Result<Probe, String> {
     Ok(probe(&BESIDE))
 }
 
-/// The reach of this CPU's TLBs: as described or known for its model, and for an unknown one as measured, which takes some seconds.
-pub fn known_reach() -> Reach {
+/// The reach of this CPU's TLBs: as described or known for its model, and for an unknown one as measured, which takes some seconds,
+/// once. `says_so` prints that: not where standard error is a command's, or has a report in JSON.
+pub fn known_reach(says_so: bool) -> Reach {
+    static MEASURED: OnceLock<Reach> = OnceLock::new();
     let reach = Reach::of_this_cpu();
     if !reach.levels.is_empty() {
         return reach;
     }
-    say!("pagelift: note: {}; they are measured now, which takes some seconds", reach.source);
-    match beside() {
-        Ok(probe) => self::reach(&probe),
-        Err(why) => Reach { source: format!("{}, and {why}", reach.source), ..reach },
-    }
+    let measure = || {
+        if says_so {
+            say!("pagelift: note: {}; they are measured now, which takes some seconds", reach.source);
+        }
+        match beside() {
+            Ok(probe) => self::reach(&probe),
+            Err(why) => Reach { source: format!("{}, and {why}", reach.source), ..reach },
+        }
+    };
+    MEASURED.get_or_init(measure).clone()
 }
 
 /// The reach of this CPU's TLBs: as measured, otherwise as described or known for its model.

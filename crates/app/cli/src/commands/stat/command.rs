@@ -127,7 +127,8 @@ impl Runs {
 
     /// Runs a command and measures it until it ends, or for the time in `args`. `words` start the command of `args`.
     pub fn measure(&mut self, words: &[OsString], args: &StatArgs) -> io::Result<Ran> {
-        let reach = known_reach();
+        // Without these options the report is text on standard error.
+        let reach = known_reach(args.output.is_none() && !args.json);
         let before = activity();
         // This thread starts the command, which inherits the counters.
         let counters = Counters::start(Target::Children);

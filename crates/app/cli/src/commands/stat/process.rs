@@ -27,7 +27,7 @@ pub fn measure(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<Atom
     let handle = ProcessHandle::open(pid)?;
     let rounds = Rounds::open(pid, time, stall);
     let counters = Counters::start(Target::Process(pid));
-    let reach = known_reach();
+    let reach = known_reach(true);
     // Before this thread gives up its rights, of which the other one needs one for a moment.
     let watch = Watch::start(rounds);
     confine_to(Reads::Processes);
