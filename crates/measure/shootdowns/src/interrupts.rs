@@ -27,7 +27,9 @@ impl InterruptCounts {
             let numbers = numbers.collect::<Result<Vec<u64>, _>>().ok();
             numbers.filter(|numbers| numbers.len() == cpus.len() && !cpus.is_empty())
         };
-        Self { shootdowns: line_of("TLB"), calls: line_of("CAL"), cpus }
+        let (shootdowns, calls) = (line_of("TLB"), line_of("CAL"));
+        let is_counted = shootdowns.is_some() || calls.is_some();
+        Self { shootdowns, calls, cpus: if is_counted { cpus } else { Vec::new() } }
     }
 
     /// Reads the counters of this machine.
