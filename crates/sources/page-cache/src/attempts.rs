@@ -43,7 +43,7 @@ pub(crate) enum Lasting {
     ToBoot,
     /// While any of these processes runs: number and start time, in clock ticks since boot (proc_pid_stat(5)).
     WhileAlive(Vec<(i32, u64)>),
-    /// While one of these processes runs, at most until a pause is over.
+    /// Until a pause is over, or until all these processes have ended.
     PauseWhileAlive {
         /// As of [`Lasting::WhileAlive`].
         processes: Vec<(i32, u64)>,
