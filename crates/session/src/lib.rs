@@ -13,6 +13,7 @@ mod growing_files;
 pub mod heap;
 mod images;
 pub mod inspect;
+pub mod kept;
 mod names;
 mod nodes;
 pub mod parts;

@@ -8,9 +8,11 @@ use crate::text::probe::text;
 use anyhow::{bail, ensure};
 use clap::Args;
 use linux::pages::base_page;
+use session::kept::Kept;
 use std::sync::OnceLock;
 use std::time::Duration;
 use translation::tlb_probe::{Options, Probe, probe};
+use translation::walk_counters::CpuIdentity;
 use translation::working_set::{HeldPages, Reach};
 
 /// `pagelift probe`.
@@ -46,8 +48,36 @@ pub fn beside() -> Result<Probe, String> {
     Ok(probe(&BESIDE))
 }
 
+/// Family and model of an unknown CPU, and base pages of code and of data that its TLBs hold.
+const KEPT: Kept = Kept { name: "tlb-reach", format: "tlb-reach-1" };
+
+/// Maximum number of pages that count as measured.
+const MOST_HELD: u64 = 1 << 24;
+
+/// The model of an x86-64 CPU, or the part of an AArch64 one.
+fn model_of(cpu: &CpuIdentity) -> u64 {
+    cpu.model + cpu.part
+}
+
+fn understood(numbers: &[u64], cpu: &CpuIdentity) -> Option<HeldPages> {
+    let &[family, model, code, data] = numbers else { return None };
+    let is_sound = [code, data].iter().all(|pages| (1..=MOST_HELD).contains(pages));
+    let is_this = (family, model) == (cpu.family, model_of(cpu));
+    (is_sound && is_this).then_some(HeldPages { code: Some(code), data: Some(data) })
+}
+
+/// Keeps the measured reach of an unknown CPU for other commands, if all was measured. Users without a folder for it measure it
+/// again.
+fn keep(reach: &Reach) {
+    let measured = reach.measured.filter(|_| reach.levels.is_empty());
+    if let Some(HeldPages { code: Some(code), data: Some(data) }) = measured {
+        let cpu = CpuIdentity::read();
+        let _ = KEPT.keep(&[cpu.family, model_of(&cpu), code, data]);
+    }
+}
+
 /// The reach of this CPU's TLBs: as described or known for its model, and for an unknown one as measured, which takes some seconds,
-/// once. `says_so` prints that: not where standard error is a command's, or has a report in JSON.
+/// once until the next boot; `pagelift probe` measures it again. `says_so` prints that: not where standard error is a command's, or has a report in JSON.
 pub fn known_reach(says_so: bool) -> Reach {
     static MEASURED: OnceLock<Reach> = OnceLock::new();
     let reach = Reach::of_this_cpu();
@@ -55,11 +85,18 @@ pub fn known_reach(says_so: bool) -> Reach {
         return reach;
     }
     let measure = || {
+        if let Some(held) = KEPT.known(|numbers| understood(numbers, &CpuIdentity::read())) {
+            return reach.with_measured(held);
+        }
         if says_so {
             say!("pagelift: note: {}; they are measured now, which takes some seconds", reach.source);
         }
         match beside() {
-            Ok(probe) => self::reach(&probe),
+            Ok(probe) => {
+                let reach = self::reach(&probe);
+                keep(&reach);
+                reach
+            }
             Err(why) => Reach { source: format!("{}, and {why}", reach.source), ..reach },
         }
     };
@@ -111,12 +148,25 @@ pub fn run(args: &ProbeArgs) -> anyhow::Result<()> {
     {
         say!("pagelift: note: the costs of a lift are not kept: {error}");
     }
+    keep(&reach(&probe));
     Output::Standard.print_either(args.json, &probe, text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_measured_reach_is_kept() {
+        let cpu = CpuIdentity { family: 6, model: 167, ..CpuIdentity::default() };
+        let held = HeldPages { code: Some(2048), data: Some(1536) };
+        assert_eq!(understood(&[6, 167, 2048, 1536], &cpu), Some(held));
+        for nothing in
+            [&[][..], &[6, 167, 2048], &[6, 167, 0, 1536], &[6, 167, 2048, MOST_HELD + 1], &[6, 143, 2048, 1536]]
+        {
+            assert_eq!(understood(nothing, &cpu), None, "{nothing:?}");
+        }
+    }
 
     #[test]
     fn the_named_footprint_can_be_measured() {
