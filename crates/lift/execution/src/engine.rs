@@ -164,7 +164,8 @@ impl Done {
 fn try_attempt(lift: &RangeLift, attempt: &Attempt, before: &AddressSpace, executor: &mut impl Executor) -> Done {
     let mut done = Done::default();
     for part in &attempt.parts {
-        let mut state = PartState::new(part.range, before);
+        let name = mark_of(lift);
+        let mut state = PartState::new(part.range, before, &name);
         lift_part(&mut state, lift, attempt, part, executor, &mut done);
         state.swapped.iter().for_each(|range| done.lifted.insert(range));
         done.displaced.append(&mut state.displaced);
@@ -196,13 +197,6 @@ fn lift_part(
         for range in in_files.within(range) {
             // A refusal only makes core dumps larger.
             let _ = executor.leave_out_of_dumps(range);
-        }
-    }
-    if attempt.source == Source::Thp && !matches!(part.method, Method::InPlace { .. }) {
-        let name = mark_of(lift);
-        for range in state.swapped.iter() {
-            // Kernels without names for anonymous memory show none.
-            let _ = executor.name(range, &name);
         }
     }
 }

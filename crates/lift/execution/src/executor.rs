@@ -1,6 +1,7 @@
 //! The interface of every executor: calls on the memory of one process whose threads are stopped.
 
 use crate::ErrnoText;
+use crate::restoring::persist;
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use alloc::string::ToString;
 use alloc::vec::Vec;
@@ -98,6 +99,16 @@ pub trait Executor {
     /// The errors of `munmap`.
     fn unmap(&mut self, range: AddressRange) -> Result<(), CallError>;
 
+    /// Maps `length` bytes of private anonymous memory at a multiple of `page`, readable and writable, advises transparent
+    /// huge pages for it (`MADV_HUGEPAGE`), and names it ([`Executor::name`]); it stays without a name where the kernel knows
+    /// none.
+    ///
+    /// # Errors
+    /// The errors of `mmap`, `munmap` and `madvise`. Nothing stays mapped if the kernel does not refuse that, too.
+    fn map_advised(&mut self, length: u64, page: PageSize, name: &str) -> Result<Address, CallError> {
+        map_cut(self, length, page, name)
+    }
+
     /// `MADV_HUGEPAGE`.
     ///
     /// # Errors
@@ -155,6 +166,15 @@ pub trait Executor {
     /// The errors of `mremap`. `EBUSY`, which `mremap` does not return: the destination has changed since it was
     /// copied, and nothing was moved.
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError>;
+
+    /// Gives a mapping or part of one this protection, then moves it as [`Executor::move_to`].
+    ///
+    /// # Errors
+    /// The errors of `mprotect` and of [`Executor::move_to`]. The mapping at `from` may have its new protection.
+    fn seal_and_move(&mut self, from: AddressRange, to: Address, protection: Protection) -> Result<(), CallError> {
+        self.protect(from, protection)?;
+        self.move_to(from, to)
+    }
 
     /// True if the destination of a failed [`Executor::move_to`] has its contents again before any thread of the
     /// program runs.
@@ -263,6 +283,37 @@ pub trait Executor {
     /// # Errors
     /// The kernel does not report it.
     fn space(&mut self) -> Result<AddressSpace, CallError>;
+}
+
+/// [`Executor::map_advised`] where the kernel chooses the address: ordinary memory may come at any base page, so one huge page
+/// more is mapped, and both ends are cut off.
+///
+/// # Errors
+/// As there.
+pub fn map_cut<E: Executor + ?Sized>(
+    executor: &mut E,
+    length: u64,
+    page: PageSize,
+    name: &str,
+) -> Result<Address, CallError> {
+    let longer = length + page.bytes();
+    let got = AddressRange::sized(executor.map(longer, Backing::Ordinary)?, longer);
+    let start = got.start().align_up(page).unwrap_or(got.start());
+    let wanted = AddressRange::sized(start, length);
+    for slack in got.without(wanted).into_iter().filter(|slack| !slack.is_empty()) {
+        if let Err(error) = executor.unmap(slack) {
+            // Untouched slack costs only address space, but would stay for ever, so nothing is kept.
+            let _ = persist(|| executor.unmap(got));
+            return Err(error);
+        }
+    }
+    if let Err(error) = executor.advise_huge(wanted) {
+        let _ = persist(|| executor.unmap(wanted));
+        return Err(error);
+    }
+    // Kernels without names for anonymous memory show none.
+    let _ = executor.name(wanted, name);
+    Ok(start)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ mod verify;
 
 pub use engine::{CopyLimit, execute, execute_within};
 pub use errno::ErrnoText;
-pub use executor::{Backing, CallError, ENOSYS, Executor, FileMapping};
+pub use executor::{Backing, CallError, ENOSYS, Executor, FileMapping, map_cut};
 pub use outcome::{FailedAttempt, LiftOutcome, RangeOutcome, Sealing, Uncovered};
 pub use report::{CoveredBySource, Report};
 pub use restore::{RestoredPart, RestoredRange, move_to_ordinary, restore};

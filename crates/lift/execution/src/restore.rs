@@ -130,7 +130,7 @@ fn put(
     while !copy.is_empty() {
         let piece = first_piece(AddressRange::new(range.end() - copy.len(), range.end()), at_once);
         let from = AddressRange::sized(copy.start(), piece.len());
-        let swapped = swap(executor, &before, from, piece);
+        let swapped = swap(executor, &before, from, piece, None);
         let is_displaced = swapped.as_ref().is_err_and(|refused| !refused.displaced.is_empty());
         if swapped.is_ok() || is_displaced {
             *copy = AddressRange::new(from.end(), copy.end());

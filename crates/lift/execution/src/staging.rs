@@ -15,6 +15,8 @@ pub(crate) struct PartState<'a> {
     range: AddressRange,
     /// The process's mappings before the lift.
     before: &'a AddressSpace,
+    /// The name under which maps shows transparent huge pages of a copy.
+    name: &'a str,
     /// The address of the copy of the part's first byte.
     copy_at: Option<Address>,
     /// Ranges (of the process) whose copies are still in staging.
@@ -30,11 +32,12 @@ pub(crate) struct PartState<'a> {
 }
 
 impl<'a> PartState<'a> {
-    pub fn new(range: AddressRange, before: &'a AddressSpace) -> Self {
+    pub fn new(range: AddressRange, before: &'a AddressSpace, name: &'a str) -> Self {
         let kept = RangeSet::from_iter([range]);
         Self {
             range,
             before,
+            name,
             copy_at: None,
             staged: RangeSet::new(),
             kept,
@@ -69,8 +72,7 @@ impl<'a> PartState<'a> {
             Step::CollapseStaging(range, size) => self.collapse_staging(executor, *range, *size),
             Step::KeepHuge(range, size) => self.keep_huge(executor, *range, *size)?,
             Step::CopyToStaging(copy) => self.copy_to_staging(executor, copy)?,
-            Step::SealStaging(_, protection) => self.seal_staging(executor, *protection)?,
-            Step::Swap(_) => self.swap(executor)?,
+            Step::Swap(_, protection) => self.swap(executor, *protection)?,
             Step::MoveAside(range) => self.move_aside(executor, *range)?,
             Step::MapInPlace(_, size) => {
                 self.moved_aside.as_mut().map_or(Ok(()), |moved| moved.map_in_place(executor, *size))?;
@@ -117,31 +119,16 @@ impl<'a> PartState<'a> {
         source: Source,
         size: PageSize,
     ) -> Result<(), CallError> {
-        if source == Source::Hugetlb {
-            let reserve = self.before.overlapping(range).iter().any(|mapping| mapping.protection.write);
-            self.copy_at = Some(executor.map(range.len(), Backing::Hugetlb { size, reserve })?);
-            self.staged.insert(range);
-            return Ok(());
-        }
-        // Ordinary memory may come at any base page; map one huge page more and cut off both ends.
-        let got = AddressRange::sized(
-            executor.map(range.len() + size.bytes(), Backing::Ordinary)?,
-            range.len() + size.bytes(),
-        );
-        let start = got.start().align_up(size).unwrap_or(got.start());
-        let wanted = AddressRange::sized(start, range.len());
-        self.copy_at = Some(start);
-        self.staged.insert(range);
-        for slack in got.without(wanted).into_iter().filter(|slack| !slack.is_empty()) {
-            if let Err(error) = executor.unmap(slack) {
-                // Untouched slack costs only address space, but would stay for ever, so the part is given up and
-                // undone.
-                let _ = persist(|| executor.unmap(got));
-                self.staged = RangeSet::new();
-                return Err(error);
+        let at = match source {
+            Source::Hugetlb => {
+                let reserve = self.before.overlapping(range).iter().any(|mapping| mapping.protection.write);
+                executor.map(range.len(), Backing::Hugetlb { size, reserve })?
             }
-        }
-        executor.advise_huge(wanted)
+            _ => executor.map_advised(range.len(), size, self.name)?,
+        };
+        self.copy_at = Some(at);
+        self.staged.insert(range);
+        Ok(())
     }
 
     /// Maps the image in place or, if the executor cannot, elsewhere and moves it.
@@ -159,7 +146,7 @@ impl<'a> PartState<'a> {
             Err(Refused { error: CallError { errno: ENOSYS, .. }, .. }) => {
                 self.copy_at = Some(executor.map_file(image, range.len())?);
                 self.staged.insert(range);
-                self.swap(executor)
+                self.swap(executor, None)
             }
             Err(refused) => Err(self.note_displaced(range, refused)),
         }
@@ -261,20 +248,21 @@ impl<'a> PartState<'a> {
         Ok(())
     }
 
-    fn seal_staging(&mut self, executor: &mut impl Executor, protection: Protection) -> Result<(), CallError> {
-        if protection == Protection::READ_WRITE {
-            return Ok(());
+    /// Puts the copy in place with its final protection, if it does not have that yet.
+    fn swap<E: Executor>(&mut self, executor: &mut E, protection: Option<Protection>) -> Result<(), CallError> {
+        let mut protection = protection.filter(|protection| *protection != Protection::READ_WRITE);
+        // Every range is protected before the first is moved; in one call with the move, if a refusal of that has no effect.
+        if !executor.restores_destination()
+            && let Some(protection) = protection.take()
+        {
+            for copy in self.kept.iter().filter_map(|range| self.copy_of(range)).collect::<Vec<_>>() {
+                executor.protect(copy, protection)?;
+            }
         }
-        for copy in self.kept.iter().filter_map(|range| self.copy_of(range)).collect::<Vec<_>>() {
-            executor.protect(copy, protection)?;
-        }
-        Ok(())
-    }
-
-    fn swap<E: Executor>(&mut self, executor: &mut E) -> Result<(), CallError> {
         for range in self.kept.iter().collect::<Vec<_>>() {
             let Some(copy) = self.copy_of(range) else { continue };
-            swap(executor, self.before, copy, range).map_err(|refused| self.note_displaced(range, refused))?;
+            swap(executor, self.before, copy, range, protection)
+                .map_err(|refused| self.note_displaced(range, refused))?;
             self.swapped.insert(range);
             self.staged.remove(range);
         }

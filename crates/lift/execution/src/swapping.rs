@@ -3,7 +3,7 @@
 use crate::executor::{CallError, ENOSYS, Executor, FileMapping};
 use crate::gap::{Found, Left, fill, repeat, replace_again};
 use crate::restoring::{guard_code, persist};
-use address_space::{Address, AddressRange, AddressSpace, RangeSet};
+use address_space::{Address, AddressRange, AddressSpace, Protection, RangeSet};
 
 /// `EBUSY` (errno(3)).
 const BUSY: i32 = 16;
@@ -24,7 +24,8 @@ impl From<CallError> for Refused {
     }
 }
 
-/// Moves a complete copy over `range`, which it is to replace and which had the mappings of `before`.
+/// Moves a complete copy over `range`, which it is to replace and which had the mappings of `before`. The copy gets a
+/// protection first, if one is given, which is only done where a refused move restores its destination.
 ///
 /// A failed move has changed nothing, or the kernel has removed the mappings there and could not move the copy. The
 /// copy is moved once more then; if that is refused too, its contents are put there on ordinary pages.
@@ -36,12 +37,20 @@ pub(crate) fn swap<X: Executor>(
     before: &AddressSpace,
     copy: AddressRange,
     range: AddressRange,
+    protection: Option<Protection>,
 ) -> Result<(), Refused> {
     let guards_branches = executor.guards_branches(range)?;
+    if let (true, Some(protection)) = (guards_branches, protection) {
+        executor.protect(copy, protection)?;
+    }
     if guards_branches {
         guard_code(executor, copy)?;
     }
-    let Err(error) = executor.move_to(copy, range.start()) else { return Ok(()) };
+    let moved = match protection.filter(|_| !guards_branches) {
+        Some(protection) => executor.seal_and_move(copy, range.start(), protection),
+        None => executor.move_to(copy, range.start()),
+    };
+    let Err(error) = moved else { return Ok(()) };
     if error.errno == BUSY || executor.restores_destination() {
         return Err(error.into());
     }

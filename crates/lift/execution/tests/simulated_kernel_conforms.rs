@@ -32,6 +32,7 @@ fn kernel(ground: &Ground, huge_pages: u64, at_fault: bool) -> SimulatedKernel {
         pool_charge: u64::MAX,
         pool_on_bound_nodes: u64::MAX,
         maps_in_place: true,
+        holds_threads: false,
         images: ground.file.map(|path| image(path, ground.base_page)).into_iter().collect(),
         files: vec![SimulatedFile { path: LIBRARY.to_owned(), own_path: Some(LIBRARY.to_owned()), huge: Vec::new() }],
         refaults_huge: true,

@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 
 /// One step. Ranges are addresses in the process; a step on the staging copy uses the same range in the copy.
 ///
-/// Up to and including [`Step::SealStaging`] nothing the program can see has changed, so that a failure only means that
-/// the staging copy is dropped. [`Step::Swap`] and [`Step::ShowImage`] are one system call each. [`Step::Refault`] and
+/// Before [`Step::Swap`] nothing the program can see has changed, so that a failure only means that the staging copy is
+/// dropped. [`Step::Swap`] and [`Step::ShowImage`] are one system call each. [`Step::Refault`] and
 /// [`Step::Touch`] change nothing that the program can see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -59,10 +59,9 @@ pub enum Step {
     KeepHuge(AddressRange, PageSize),
     /// Copy into staging.
     CopyToStaging(RangeSet),
-    /// Give the staging copy its final protection.
-    SealStaging(AddressRange, Protection),
-    /// Put the staging copy in place, one call for each run that is kept.
-    Swap(AddressRange),
+    /// Give the staging copy its final protection, if it does not have that yet, and put it in place, one call for each run that
+    /// is kept.
+    Swap(AddressRange, Option<Protection>),
     /// Move one mapping aside (before Linux 5.16).
     MoveAside(AddressRange),
     /// Map huge pages in the range's own place.
@@ -97,8 +96,7 @@ impl Step {
             | Self::PopulateStaging(range, _)
             | Self::CollapseStaging(range, _)
             | Self::KeepHuge(range, _)
-            | Self::SealStaging(range, _)
-            | Self::Swap(range)
+            | Self::Swap(range, _)
             | Self::MoveAside(range)
             | Self::MapInPlace(range, _)
             | Self::PopulateInPlace(range, _)
@@ -130,8 +128,7 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
                 steps.push(Step::CollapseStaging(range, attempt.page_size));
                 steps.push(Step::KeepHuge(range, attempt.page_size));
             }
-            steps.push(Step::SealStaging(range, lift.protection));
-            steps.push(Step::Swap(range));
+            steps.push(Step::Swap(range, Some(lift.protection)));
             steps
         }
         Method::MoveAside { copy, mappings } => {
@@ -151,7 +148,11 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
         Method::Refault => vec![Step::Refault(range, attempt.page_size)],
         Method::MapAgain { path, offset } => {
             let (path, protection) = (path.clone(), lift.protection);
-            vec![Step::MapFile { range, path, offset: *offset, protection }, Step::Swap(range), Step::Touch(range)]
+            vec![
+                Step::MapFile { range, path, offset: *offset, protection },
+                Step::Swap(range, None),
+                Step::Touch(range),
+            ]
         }
         Method::InPlace { collapse } => {
             let mut steps = vec![Step::AdviseInPlace(range)];

@@ -19,6 +19,9 @@ const COMPARED_AT_ONCE: u64 = 1 << 20;
 /// Number of bytes that are restored at a time. Anonymous memory is compared once more while all threads are stopped,
 /// which takes about 0.2 ms for each MiB.
 const PUT_BACK_AT_ONCE: u64 = 4 << 20;
+/// The same where the program's threads compete for CPUs: the command waits for a CPU after each stop, and 16 MiB are compared
+/// in 3 ms.
+const PUT_BACK_AT_ONCE_IF_THREADS_COMPETE: u64 = 16 << 20;
 
 /// The outcome of a detach.
 #[derive(Clone, Copy, Debug, Default)]
@@ -75,7 +78,9 @@ fn restore_all(target: Target) -> Result<Detached, SessionError> {
         (space, objects) = look()?;
         executor = executor_for(target, &space, &objects)?;
     }
-    let lifted = lifted_ranges(&space, &objects);
+    let at_once =
+        if executor.threads_compete() { PUT_BACK_AT_ONCE_IF_THREADS_COMPETE } else { PUT_BACK_AT_ONCE };
+    let lifted = lifted_ranges(&space, &objects, at_once);
     if lifted.is_empty() {
         return left(executor, Detached::default());
     }
@@ -159,16 +164,16 @@ impl Attributes {
     }
 }
 
-/// Returns the number of bytes of a range that are restored at a time. No page of the pool is cut: its size divides the
+/// Returns the number of bytes of a range that are restored at a time: usually `at_once`. No page of the pool is cut: its size divides the
 /// start and the length of the range. Hardly any bytes of an image are compared.
-fn put_back_at_once(range: AddressRange, name: &MappingName) -> u64 {
+fn put_back_at_once(range: AddressRange, name: &MappingName, at_once: u64) -> u64 {
     match name {
         MappingName::HugetlbAnonymous => {
             let divisor = 1u64 << (range.start().0 | range.len()).trailing_zeros().min(u64::BITS - 1);
-            PUT_BACK_AT_ONCE.max(divisor)
+            at_once.max(divisor)
         }
         MappingName::File { .. } => u64::MAX,
-        _ => PUT_BACK_AT_ONCE,
+        _ => at_once,
     }
 }
 
@@ -183,7 +188,7 @@ struct Lifted<'a> {
     shared_page: Option<Mapping>,
 }
 
-fn lifted_ranges<'a>(space: &AddressSpace, objects: &'a [LoadedObject]) -> Vec<Lifted<'a>> {
+fn lifted_ranges<'a>(space: &AddressSpace, objects: &'a [LoadedObject], at_once: u64) -> Vec<Lifted<'a>> {
     let base = base_page();
     let mut lifted = Vec::new();
     for object in objects.iter().filter(|object| object.role != ObjectRole::DynamicLinker) {
@@ -199,7 +204,7 @@ fn lifted_ranges<'a>(space: &AddressSpace, objects: &'a [LoadedObject]) -> Vec<L
                 let shared_page = spans_more.then(|| mapping.clone());
                 let range = if spans_more { mapping.range } else { range };
                 if lifted.iter().all(|other: &Lifted<'_>| other.range != range) {
-                    let at_once = put_back_at_once(range, &mapping.name);
+                    let at_once = put_back_at_once(range, &mapping.name, at_once);
                     lifted.push(Lifted { object, segment: *segment, range, at_once, shared_page });
                 }
             }
@@ -380,7 +385,7 @@ mod tests {
     fn no_page_of_the_pool_is_cut() {
         const MIB: u64 = 1 << 20;
         let at_once = |start, length, name: MappingName| {
-            put_back_at_once(AddressRange::sized(Address(start), length), &name) / MIB
+            put_back_at_once(AddressRange::sized(Address(start), length), &name, 4 * MIB) / MIB
         };
         let pool = |start, length| at_once(start, length, MappingName::HugetlbAnonymous);
         assert_eq!([pool(6 * MIB, 10 * MIB), pool(32 * MIB, 96 * MIB), pool(1 << 30, 3 << 30)], [4, 32, 1024]);

@@ -13,7 +13,8 @@ fn failure(mode: Mode) -> Failure {
 fn leniency(scenario: &Scenario, call: Call, mode: Mode) -> Leniency {
     Leniency {
         leftovers: call == Call::Unmap,
-        replaced: call == Call::MoveTo && (mode == Mode::DestinationGone || scenario.moves_aside()),
+        replaced: call == Call::MoveTo
+            && (mode == Mode::DestinationGone && !scenario.machine.holds_threads || scenario.moves_aside()),
         unread: matches!(call, Call::Huge | Call::Space),
         crowded: false,
     }

@@ -20,13 +20,14 @@ struct Shortage {
     /// Pages between the program's end and the place below which new mappings are made.
     room: u64,
     maps_in_place: bool,
+    holds_threads: bool,
 }
 
 fn shortage() -> impl Strategy<Value = Shortage> {
     let pages = || prop_oneof![2 => Just(1 << 30), 1 => 0..20u64];
     let splits = proptest::option::of(1..6usize);
-    (pages(), pages(), pages(), any::<bool>(), splits, 1..400u64, any::<bool>()).prop_map(
-        |(pool, charge, huge_pages, at_fault, splits_every, room, maps_in_place)| Shortage {
+    (pages(), pages(), pages(), any::<bool>(), splits, 1..400u64, any::<[bool; 2]>()).prop_map(
+        |(pool, charge, huge_pages, at_fault, splits_every, room, [maps_in_place, holds_threads])| Shortage {
             pool,
             charge,
             huge_pages,
@@ -34,6 +35,7 @@ fn shortage() -> impl Strategy<Value = Shortage> {
             splits_every,
             room,
             maps_in_place,
+            holds_threads,
         },
     )
 }
@@ -51,6 +53,7 @@ fn machine_of(program: &Program, facts: &MachineFacts, short: &Shortage) -> Simu
         files: Vec::new(),
         refaults_huge: facts.refaults_huge,
         maps_in_place: short.maps_in_place,
+        holds_threads: short.holds_threads,
         thp: facts.thp.map(|thp| SimulatedThp { size: thp.size, left: usable(thp.mode), at_fault, splits_every }),
         movable_hugetlb: facts.movable_hugetlb,
         collapse: facts.collapse,

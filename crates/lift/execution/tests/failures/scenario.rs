@@ -41,14 +41,15 @@ impl Scenario {
         let process = ProcessFacts { space: kernel.mappings(), ..program.facts.clone() };
         let plan = plan(&process, facts, policy);
         let name = format!(
-            "{} {:?} writable {:?} {:?} movable {} images {} in place {}",
+            "{} {:?} writable {:?} {:?} movable {} images {} in place {} holds threads {}",
             program.name,
             policy.pages,
             policy.writable_pages,
             policy.edges,
             machine.movable_hugetlb,
             machine.images.len(),
-            machine.maps_in_place
+            machine.maps_in_place,
+            machine.holds_threads
         );
         Self { name, facts: facts.clone(), policy: policy.clone(), process, plan, kernel, machine }
     }
@@ -133,6 +134,7 @@ pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (Machin
         files: Vec::new(),
         refaults_huge: facts.refaults_huge,
         maps_in_place: true,
+        holds_threads: false,
         thp: Some(SimulatedThp { size, left: pages, at_fault, splits_every: None }),
         movable_hugetlb,
         collapse: true,
@@ -145,13 +147,23 @@ pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (Machin
 /// The scenarios of one program: every policy, with and without images, each plan once.
 pub fn scenarios_of(program: &Program) -> Vec<Scenario> {
     let mut scenarios: Vec<Scenario> = Vec::new();
-    let mut add = |program: &Program, policy: Policy, movable_hugetlb, maps_in_place| {
-        let (facts, machine) = machine(page_size(programs::HUGE), movable_hugetlb, true);
-        let scenario = Scenario::new(program, &policy, &facts, SimulatedMachine { maps_in_place, ..machine });
-        let is_same = |other: &Scenario| other.plan == scenario.plan && other.machine.maps_in_place == maps_in_place;
+    let mut add_on = |program: &Program, policy: Policy, movable_hugetlb, differ: &dyn Fn(&mut SimulatedMachine)| {
+        let (facts, mut machine) = machine(page_size(programs::HUGE), movable_hugetlb, true);
+        differ(&mut machine);
+        let scenario = Scenario::new(program, &policy, &facts, machine);
+        let of = |machine: &SimulatedMachine| (machine.maps_in_place, machine.holds_threads);
+        let is_same = |other: &Scenario| other.plan == scenario.plan && of(&other.machine) == of(&scenario.machine);
         if !scenarios.iter().any(is_same) {
             scenarios.push(scenario);
         }
+    };
+    for pages in [Pages::Auto, Pages::Hugetlb, Pages::Thp] {
+        let attached = |machine: &mut SimulatedMachine| (machine.holds_threads, machine.maps_in_place) = (true, false);
+        add_on(program, Policy { pages, ..Policy::default() }, true, &attached);
+    }
+    let mut add = |program: &Program, policy: Policy, movable_hugetlb, maps_in_place| {
+        let differ = |machine: &mut SimulatedMachine| machine.maps_in_place = maps_in_place;
+        add_on(program, policy, movable_hugetlb, &differ);
     };
     for (pages, movable_hugetlb) in [(Pages::Auto, true), (Pages::Hugetlb, false)] {
         add(program, Policy { pages, numa: Numa::Node(1), ..Policy::default() }, movable_hugetlb, true);

@@ -110,12 +110,11 @@ fn order_of_steps(steps: &[Step]) -> Result<(), TestCaseError> {
                 | Step::CollapseStaging(..)
                 | Step::KeepHuge(..)
                 | Step::CopyToStaging(..)
-                | Step::SealStaging(..)
                 | Step::MapFile { .. }
         )
     };
     let first = steps.iter().position(visible);
-    match steps.iter().position(|step| matches!(step, Step::Swap(_) | Step::ShowImage { .. })) {
+    match steps.iter().position(|step| matches!(step, Step::Swap(..) | Step::ShowImage { .. })) {
         Some(swap) => {
             let rest = &steps[swap + 1..];
             let nothing_can_fail = rest.iter().all(|step| matches!(step, Step::Touch(_)));

@@ -14,7 +14,7 @@ fn steps(source: Source, method: Method) -> Vec<Step> {
 }
 
 #[test]
-fn pool_pages_are_populated_filled_sealed_and_swapped_in() {
+fn pool_pages_are_populated_filled_and_swapped_in() {
     let (all, size) = (range(0x10_0000, 0x12_0000), page_size(0x1_0000));
     let copy = RangeSet::from_iter([range(0x10_0000, 0x10_3000), range(0x11_0000, 0x12_0000)]);
     let found = steps(Source::Hugetlb, Method::Swap { copy: copy.clone() });
@@ -22,12 +22,11 @@ fn pool_pages_are_populated_filled_sealed_and_swapped_in() {
         Step::MapStaging { range: all, source: Source::Hugetlb, size },
         Step::PopulateStaging(all, size),
         Step::CopyToStaging(copy.clone()),
-        Step::SealStaging(all, Protection::READ_EXECUTE),
-        Step::Swap(all),
+        Step::Swap(all, Some(Protection::READ_EXECUTE)),
     ];
     assert_eq!(found, expected);
     let named: Vec<_> = found.iter().map(Step::ranges).collect();
-    assert_eq!(named, [vec![all], vec![all], copy.iter().collect(), vec![all], vec![all]]);
+    assert_eq!(named, [vec![all], vec![all], copy.iter().collect(), vec![all]]);
 }
 
 /// The pages are checked twice: the kernel may split a huge page of zeros before it is filled.
@@ -43,8 +42,7 @@ fn transparent_pages_are_collapsed_before_and_after_they_are_filled() {
         Step::CopyToStaging(copy.clone()),
         Step::CollapseStaging(all, size),
         Step::KeepHuge(all, size),
-        Step::SealStaging(all, Protection::READ_EXECUTE),
-        Step::Swap(all),
+        Step::Swap(all, Some(Protection::READ_EXECUTE)),
     ];
     assert_eq!(steps(Source::Thp, Method::Swap { copy }), expected);
 }
@@ -73,7 +71,7 @@ fn a_file_is_refaulted_or_mapped_again_and_touched_at_its_place() {
     let (path, protection) = ("/proc/self/exe".to_owned(), Protection::READ_EXECUTE);
     let again = steps(Source::File, Method::MapAgain { path: path.clone(), offset: 0x3_0000 });
     let map = Step::MapFile { range: all, path, offset: 0x3_0000, protection };
-    assert_eq!(again, [map, Step::Swap(all), Step::Touch(all)]);
+    assert_eq!(again, [map, Step::Swap(all, None), Step::Touch(all)]);
     assert!(again.iter().all(|step| step.ranges() == [all]));
 }
 

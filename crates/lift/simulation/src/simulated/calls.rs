@@ -145,11 +145,21 @@ impl Executor for SimulatedKernel {
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         let target = AddressRange::sized(to, from.len());
         let remove = |kernel: &mut Self, mode| {
-            if matches!(mode, Mode::DestinationGone | Mode::DestinationTaken) {
+            if matches!(mode, Mode::DestinationGone | Mode::DestinationTaken) && !kernel.machine.holds_threads {
                 let _ = kernel.remove(target);
             }
         };
-        self.called((Call::MoveTo, "mremap"), target, remove, |kernel| kernel.move_area(from, to))
+        self.called((Call::MoveTo, "mremap"), target, remove, |kernel| {
+            if !kernel.machine.holds_threads {
+                return kernel.move_area(from, to);
+            }
+            let mut moved = kernel.clone();
+            moved.move_area(from, to).map(|()| *kernel = moved)
+        })
+    }
+
+    fn restores_destination(&self) -> bool {
+        self.machine.holds_threads
     }
 
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {

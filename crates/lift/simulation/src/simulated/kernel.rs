@@ -60,6 +60,8 @@ pub struct SimulatedMachine {
     pub refaults_huge: bool,
     /// Files are mapped in place of others, not only elsewhere.
     pub maps_in_place: bool,
+    /// No thread of the program runs during a move, and a refused one is undone.
+    pub holds_threads: bool,
     /// `mremap` moves pool memory.
     pub movable_hugetlb: bool,
     /// `MADV_COLLAPSE` exists.

@@ -9,6 +9,7 @@ use crate::remote::calls::{self, failed};
 use crate::remote::injection::InjectError;
 use address_space::{Address, AddressRange, Protection};
 use lift_execution::CallError;
+use linux::constants;
 use linux::pagemap::Pagemap;
 use nix::errno::Errno;
 
@@ -30,6 +31,8 @@ pub struct Calls<'a, 'b> {
     pub(super) pagemap: &'b Pagemap,
     /// Why a call could not be made; the first such error.
     pub(super) failed: Option<InjectError>,
+    /// A staging copy could not be unmapped, and stays.
+    pub(super) left_copy: bool,
 }
 
 impl Calls<'_, '_> {
@@ -55,6 +58,40 @@ impl Calls<'_, '_> {
     /// As [`Calls::call`].
     pub fn advise(&mut self, name: &'static str, range: AddressRange, advice: i32) -> Result<(), CallError> {
         self.call(name, numbers::SYS_madvise, [range.start().0, range.len(), advice as u64, 0, 0, 0]).map(drop)
+    }
+
+    /// Makes one `mprotect`.
+    ///
+    /// # Errors
+    /// As [`Calls::call`].
+    pub fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
+        let arguments = [range.start().0, range.len(), protection.bits() as u64, 0, 0, 0];
+        self.call("mprotect", numbers::SYS_mprotect, arguments).map(drop)
+    }
+
+    /// Names anonymous memory (`PR_SET_VMA_ANON_NAME`).
+    ///
+    /// # Errors
+    /// As [`Calls::call`].
+    pub fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {
+        let at = self.place(&[name.as_bytes(), &[0]].concat())?;
+        let arguments = [constants::PR_SET_VMA, constants::PR_SET_VMA_ANON_NAME, range.start().0, range.len(), at.0, 0];
+        self.call("prctl(PR_SET_VMA)", numbers::SYS_prctl, arguments).map(drop)
+    }
+
+    /// Names anonymous memory, unless the kernel knows no such names or a filter refuses the call.
+    ///
+    /// # Errors
+    /// No call can be made any more.
+    pub fn name_if_possible(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {
+        match self.name(range, name) {
+            Err(_) if matches!(self.failed, Some(InjectError::Filtered)) => {
+                self.failed = None;
+                Ok(())
+            }
+            Err(error) if self.failed.is_some() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Maps a staging copy, marks it ([`MARK_OF_COPY`]) and keeps it out of children (MADV_DONTFORK): a fork would share its
@@ -94,11 +131,11 @@ impl Calls<'_, '_> {
 
     /// Makes a new staging copy readable and returns its address; one that stays as it is is unmapped.
     pub(super) fn open_staging(&mut self, copy: AddressRange) -> Result<Address, CallError> {
-        let arguments = [copy.start().0, copy.len(), Protection::READ_WRITE.bits() as u64, 0, 0, 0];
-        self.or_unmap(copy, |calls| calls.call("mprotect", numbers::SYS_mprotect, arguments).map(drop))
+        self.or_unmap(copy, |calls| calls.protect(copy, Protection::READ_WRITE))
     }
 
-    fn or_unmap(
+    /// Makes further calls on a new staging copy and returns its address; if they fail, it is unmapped.
+    pub(super) fn or_unmap(
         &mut self,
         copy: AddressRange,
         advise: impl FnOnce(&mut Self) -> Result<(), CallError>,
@@ -107,7 +144,8 @@ impl Calls<'_, '_> {
     }
 
     fn unmap(&mut self, copy: AddressRange) {
-        let _ = self.call("munmap", numbers::SYS_munmap, [copy.start().0, copy.len(), 0, 0, 0, 0]);
+        let unmapped = self.call("munmap", numbers::SYS_munmap, [copy.start().0, copy.len(), 0, 0, 0, 0]);
+        self.left_copy |= unmapped.is_err();
     }
 
     /// Makes a staging copy ordinary memory of the program, which its children inherit.

@@ -28,7 +28,7 @@ use crate::remote::originals::code_of;
 use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet};
 use attributes::Attributes;
 use entering::enter;
-use lift_execution::{Backing, CallError, Executor, FileMapping, persist};
+use lift_execution::{Backing, CallError, Executor, FileMapping, map_cut, persist};
 use lift_plan::Placement;
 use linux::constants;
 use linux::nodes::has_several_nodes;
@@ -41,6 +41,9 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::time::Duration;
 use with_threads::Length;
+
+/// Name of the call in errors.
+const ADVISE_HUGE: &str = "madvise(MADV_HUGEPAGE)";
 
 /// Maximum number of bytes that are unmapped while all threads are stopped, at any length of the call.
 const FREED_AT_ONCE: u64 = 64 << 20;
@@ -94,6 +97,8 @@ pub struct LiveExecutor {
     probed: RangeSet,
     known: attributes::Known,
     has_cleaned_up: bool,
+    /// The last calls have left a staging copy that could not be unmapped.
+    has_left_copy: bool,
     /// Time for which threads were stopped to make calls.
     held: Duration,
     refusal: Option<String>,
@@ -111,6 +116,12 @@ const ALL_CALLS: Duration = Duration::from_secs(60);
 
 /// Maximum wait for another lift, or for a thread in the code of a killed one.
 const FREE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// True if the kernel may take long to give memory this protection, so that not all threads wait for it: CPUs of AArch64 may
+/// have to write code back from their data caches.
+fn is_slow(protection: Protection) -> bool {
+    cfg!(target_arch = "aarch64") && protection.execute
+}
 
 impl LiveExecutor {
     /// Prepares the program, in which only a page for calls and the code after one of its segments change. `space` and `objects` were read
@@ -146,6 +157,7 @@ impl LiveExecutor {
             probed: RangeSet::new(),
             known: attributes::Known::default(),
             has_cleaned_up: false,
+            has_left_copy: false,
             held: Duration::ZERO,
             refusal: None,
             may_work_later: false,
@@ -173,6 +185,68 @@ impl LiveExecutor {
             }
         }
         Ok(true)
+    }
+
+    /// Maps a staging copy by one stop, at a multiple of `page` if there is a free place, and advises it.
+    fn map_staging(
+        &mut self,
+        length: u64,
+        page: PageSize,
+        backing: Backing,
+        advise: impl Fn(&mut Calls<'_, '_>, AddressRange) -> Result<(), CallError>,
+    ) -> Result<Address, CallError> {
+        let of_pool = backing.pool().is_some();
+        self.map_noted(length, page, 0, |executor, at| {
+            let arguments =
+                [at.address(), length, FRESH.bits() as u64, calls::mmap_flags(backing) | at.flags(), u64::MAX, 0];
+            executor.with_thread(|calls| {
+                let map = |calls: &mut Calls<'_, '_>| calls.call("mmap", numbers::SYS_mmap, arguments);
+                let copy = AddressRange::sized(calls.map_staging(length, of_pool, map)?, length);
+                calls.open_staging(copy)?;
+                calls.or_unmap(copy, |calls| advise(calls, copy))
+            })
+        })
+    }
+
+    /// Moves memory by one stop of all threads. A staging copy gets a protection first, if one is given.
+    fn move_with(
+        &mut self,
+        from: AddressRange,
+        to: Address,
+        mut protection: Option<Protection>,
+    ) -> Result<(), CallError> {
+        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+        let arguments = [from.start().0, from.len(), from.len(), flags, to.0, 0];
+        let range = AddressRange::sized(to, from.len());
+        let staged = self.staging.covers(from);
+        let mut comparison = self.comparison(range, from);
+        if let Some(protection) = protection.take_if(|protection| comparison.has_read_copy() || is_slow(*protection)) {
+            self.with_thread(|calls| calls.protect(from, protection))?;
+            // No thread writes to what is read now.
+            comparison = self.comparison(range, from);
+        }
+        let refill = self.refill(range, from.start());
+        let attributes = staged.then(|| self.attributes_of(range));
+        self.with_all_stopped(range, |calls| {
+            if staged {
+                comparison.expect_same(calls)?;
+                attributes.map_or(Ok(()), Attributes::expect_known)?;
+            }
+            protection.map_or(Ok(()), |protection| calls.protect(from, protection))?;
+            if staged {
+                // Noted first: a copy that is ordinary memory of the program is found by that only.
+                calls.page.set_swap(calls.memory, from, to).map_err(|error| failed("writing memory", &error))?;
+                calls.end_staging(from)?;
+            }
+            // The kernel may unmap the range and then lack memory for the move. No thread runs before it is there again.
+            let moved = persist(|| calls.call("mremap", numbers::SYS_mremap, arguments));
+            moved.or_else(|error| refill.fill(calls).and(Err(error)))
+        })?;
+        self.note_staging(|staging| staging.remove(from));
+        self.probed.remove(from);
+        self.from_memory.remove(range);
+        self.known.moved.insert(range);
+        Ok(())
     }
 
     fn touch_by(&mut self, length: Length, range: AddressRange) -> Result<(), CallError> {
@@ -213,6 +287,11 @@ impl LiveExecutor {
     pub fn pause(&self) -> Pause {
         let Standstill { longest, total, threads, longest_of_one } = self.process.standstill();
         Pause { longest, total, threads, longest_of_one }
+    }
+
+    /// True if the program's threads compete for CPUs, so that each stop takes long.
+    pub fn threads_compete(&self) -> bool {
+        self.process.threads_compete()
     }
 
     /// Returns why threads could not be stopped, if that happened.
@@ -260,16 +339,22 @@ impl Executor for LiveExecutor {
             Backing::Ordinary => backing,
         };
         let pool = backing.pool();
-        let (page, of_pool) = (pool.unwrap_or(self.base_page), pool.is_some());
-        self.map_noted(length, page, 0, |executor, at| {
-            let arguments =
-                [at.address(), length, FRESH.bits() as u64, calls::mmap_flags(backing) | at.flags(), u64::MAX, 0];
-            executor.with_thread(|calls| {
-                let map = |calls: &mut Calls<'_, '_>| calls.call("mmap", numbers::SYS_mmap, arguments);
-                let start = calls.map_staging(length, of_pool, map)?;
-                calls.open_staging(AddressRange::sized(start, length))
-            })
-        })
+        self.map_staging(length, pool.unwrap_or(self.base_page), backing, |_, _| Ok(()))
+    }
+
+    /// One stop: the address is chosen here.
+    fn map_advised(&mut self, length: u64, page: PageSize, name: &str) -> Result<Address, CallError> {
+        let advise = |calls: &mut Calls<'_, '_>, copy| {
+            calls.advise(ADVISE_HUGE, copy, libc::MADV_HUGEPAGE)?;
+            calls.name_if_possible(copy, name)
+        };
+        let start = self.map_staging(length, page, Backing::Ordinary, advise)?;
+        if start.is_aligned(page) {
+            return Ok(start);
+        }
+        // No free place was found, and the kernel has chosen another one.
+        persist(|| self.unmap(AddressRange::sized(start, length)))?;
+        map_cut(self, length, page, name)
     }
 
     fn map_at(&mut self, _range: AddressRange, _backing: Backing) -> Result<(), CallError> {
@@ -288,7 +373,7 @@ impl Executor for LiveExecutor {
     }
 
     fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError> {
-        self.with_thread(|calls| calls.advise("madvise(MADV_HUGEPAGE)", range, libc::MADV_HUGEPAGE))
+        self.with_thread(|calls| calls.advise(ADVISE_HUGE, range, libc::MADV_HUGEPAGE))
     }
 
     fn place(&mut self, range: AddressRange, placement: &Placement) -> Result<(), CallError> {
@@ -327,8 +412,7 @@ impl Executor for LiveExecutor {
     }
 
     fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
-        let arguments = [range.start().0, range.len(), protection.bits() as u64, 0, 0, 0];
-        self.with_thread(|calls| calls.call("mprotect", numbers::SYS_mprotect, arguments)).map(drop)
+        self.with_thread(|calls| calls.protect(range, protection))
     }
 
     #[cfg(target_arch = "aarch64")]
@@ -344,30 +428,11 @@ impl Executor for LiveExecutor {
     }
 
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
-        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-        let arguments = [from.start().0, from.len(), from.len(), flags, to.0, 0];
-        let range = AddressRange::sized(to, from.len());
-        let staged = self.staging.covers(from);
-        let mut comparison = self.comparison(range, from);
-        let refill = self.refill(range, from.start());
-        let attributes = staged.then(|| self.attributes_of(range));
-        self.with_all_stopped(range, |calls| {
-            if staged {
-                comparison.expect_same(calls)?;
-                attributes.map_or(Ok(()), Attributes::expect_known)?;
-                // Noted first: a copy that is ordinary memory of the program is found by that only.
-                calls.page.set_swap(calls.memory, from, to).map_err(|error| failed("writing memory", &error))?;
-                calls.end_staging(from)?;
-            }
-            // The kernel may unmap the range and then lack memory for the move. No thread runs before it is there again.
-            let moved = persist(|| calls.call("mremap", numbers::SYS_mremap, arguments));
-            moved.or_else(|error| refill.fill(calls).and(Err(error)))
-        })?;
-        self.note_staging(|staging| staging.remove(from));
-        self.probed.remove(from);
-        self.from_memory.remove(range);
-        self.known.moved.insert(range);
-        Ok(())
+        self.move_with(from, to, None)
+    }
+
+    fn seal_and_move(&mut self, from: AddressRange, to: Address, protection: Protection) -> Result<(), CallError> {
+        self.move_with(from, to, Some(protection))
     }
 
     fn restores_destination(&self) -> bool {
@@ -407,14 +472,7 @@ impl Executor for LiveExecutor {
     }
 
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {
-        let mut bytes = name.as_bytes().to_vec();
-        bytes.push(0);
-        self.with_thread(|calls| {
-            let at = calls.place(&bytes)?;
-            let arguments =
-                [constants::PR_SET_VMA, constants::PR_SET_VMA_ANON_NAME, range.start().0, range.len(), at.0, 0];
-            calls.call("prctl(PR_SET_VMA)", numbers::SYS_prctl, arguments).map(drop)
-        })
+        self.with_thread(|calls| calls.name(range, name))
     }
 
     fn unchanged_files(&mut self, range: AddressRange) -> Vec<Mapping> {

@@ -7,8 +7,8 @@
 //! from memory, which may have been another mapping's then: few in a range that shows files, all in one that is on anonymous
 //! memory.
 //!
-//! All threads of the program are stopped while this runs: the buffers are allocated before, and the copy, which no
-//! thread writes any more, is read before. The rest takes about 0.2 ms for each MiB on transparent huge pages (Linux
+//! All threads of the program are stopped while this runs: the buffers are allocated before, and what is to be compared of the
+//! copy is read before, once no thread can write to it. The rest takes about 0.2 ms for each MiB on transparent huge pages (Linux
 //! 6.18); reading the copy, on ordinary pages of a file, takes the same time again.
 
 use super::LiveExecutor;
@@ -60,6 +60,11 @@ impl Comparison {
                 self.read.insert(copied);
             }
         }
+    }
+
+    /// True if a part of the copy has been read already.
+    pub fn has_read_copy(&self) -> bool {
+        !self.read.is_empty()
     }
 
     /// The pages to compare if these have been written.

@@ -170,15 +170,22 @@ impl LiveExecutor {
         for _ in 0..TRIES {
             let place = if is_placed { self.note_place(length, page, offset) } else { Place::Anywhere };
             let mapped = map(self, place);
+            let is_left = std::mem::take(&mut self.has_left_copy);
             match (place, &mapped) {
                 (Place::At(at), Ok(start)) if at == *start => return mapped,
+                // It is unmapped at the end of this lift, or by the next one.
+                (Place::At(_), Err(_)) if is_left => return mapped,
                 (Place::At(at), _) => self.note_staging(|staging| staging.remove(AddressRange::sized(at, length))),
                 (Place::Anywhere, _) => {}
             }
             match mapped {
                 Err(error) if error.errno == Errno::EEXIST as i32 => {}
                 // The file's page size is another one.
-                Err(error) if error.errno == Errno::EINVAL as i32 && place != Place::Anywhere => is_placed = false,
+                Err(CallError { call, errno })
+                    if errno == Errno::EINVAL as i32 && call.starts_with("mmap") && place != Place::Anywhere =>
+                {
+                    is_placed = false;
+                }
                 mapped => {
                     let start = mapped?;
                     self.note_staging(|staging| staging.insert(AddressRange::sized(start, length)));

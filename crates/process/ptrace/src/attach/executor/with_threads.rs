@@ -164,13 +164,15 @@ impl LiveExecutor {
                 Length::Short | Length::Alone => caller,
                 Length::Long => caller.lending(AT_ONCE, &mut release_others),
             };
-            let mut calls = Calls { caller, page: &self.page, memory, pagemap: &self.pagemap, failed: None };
+            let mut calls =
+                Calls { caller, page: &self.page, memory, pagemap: &self.pagemap, failed: None, left_copy: false };
             let result = work(&mut calls);
-            let Calls { caller, failed, .. } = calls;
-            (result, failed, caller.finish())
+            let Calls { caller, failed, left_copy, .. } = calls;
+            (result, (failed, left_copy), caller.finish())
         });
         self.process.put_back(taken);
-        let (result, failed, (finished, is_lost)) = made.map_err(Failed::NotMade)?;
+        let (result, (failed, left_copy), (finished, is_lost)) = made.map_err(Failed::NotMade)?;
+        self.has_left_copy |= left_copy;
         let timed_out = |error: &InjectError| matches!(error, InjectError::Ptrace(Errno::ETIMEDOUT));
         let not_made = failed.as_ref().or(finished.as_ref().err().filter(|_| result.is_ok()));
         if !is_lost && not_made.is_some_and(timed_out) {
