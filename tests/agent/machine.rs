@@ -190,10 +190,10 @@ impl Served {
     }
 
     fn fork_by(&mut self, line: &str) -> Result<u32> {
-        let before = self.session.stdout_so_far().lines().count();
+        let before = self.session.whole_lines_so_far().lines().count();
         self.session.send(line)?;
-        poll_until(SOON, "a fork", || self.session.stdout_so_far().lines().count() > before)?;
-        Ok(self.session.stdout_so_far().lines().nth(before).context("no line")?.parse()?)
+        poll_until(SOON, "a fork", || self.session.whole_lines_so_far().lines().count() > before)?;
+        Ok(self.session.whole_lines_so_far().lines().nth(before).context("no line")?.parse()?)
     }
 
     /// Lets it check its code and constants.

@@ -77,7 +77,7 @@ fn machine(t: &Context, backend: &str) -> Result<Session> {
 }
 
 fn hashes(session: &Session) -> Vec<String> {
-    let console = session.stdout_so_far().replace('\r', "");
+    let console = session.whole_lines_so_far().replace('\r', "");
     console.lines().filter_map(|line| line.strip_prefix("HASH ")).map(str::to_owned).collect()
 }
 

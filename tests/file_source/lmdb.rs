@@ -43,7 +43,7 @@ fn reader(t: &Context, path: &Path) -> Result<Session> {
 
 fn waits_for_sums(session: &Session, sums: &[u64]) -> Result<()> {
     let due: String = sums.iter().map(|sum| format!("sum {sum}\n")).collect();
-    let found = || session.stdout_so_far().lines().count() >= sums.len();
+    let found = || session.whole_lines_so_far().lines().count() >= sums.len();
     poll_until(Duration::from_secs(120), "a sum", found)?;
     ensure!(session.stdout_so_far() == due, "{}, due: {due}", session.stdout_so_far());
     Ok(())

@@ -156,7 +156,7 @@ fn more_programs_than_descriptors(t: &Context) -> Result<()> {
 fn first_number(session: &Session) -> Result<u32> {
     let mut number = None;
     poll_until(BOUND, "the number of the program", || {
-        number = session.stdout_so_far().lines().find_map(|line| line.parse().ok());
+        number = session.whole_lines_so_far().lines().find_map(|line| line.parse().ok());
         number.is_some()
     })?;
     number.context("no number")

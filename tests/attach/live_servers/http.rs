@@ -87,9 +87,9 @@ fn serves(t: &Context, by: &Lifting, command: Command) -> Result<()> {
 fn answers_during(t: &Context, command: Command, work: impl FnOnce(u32) -> Result<()>) -> Result<()> {
     let session = t.session_within(command, LIFETIME)?;
     poll_until(Duration::from_secs(120), "the server's port", || {
-        number_after(&session.stdout_so_far(), "port").is_some()
+        number_after(&session.whole_lines_so_far(), "port").is_some()
     })?;
-    let port = number_after(&session.stdout_so_far(), "port").context("no port")? as u16;
+    let port = number_after(&session.whole_lines_so_far(), "port").context("no port")? as u16;
     let (stop, asked) = (AtomicBool::new(false), AtomicU64::new(0));
     scope(|threads| {
         let (stop, asked) = (&stop, &asked);

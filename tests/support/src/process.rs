@@ -180,6 +180,13 @@ impl Session {
         self.stdout.as_ref().map(|s| s.so_far()).unwrap_or_default()
     }
 
+    /// The complete lines of its standard output so far. The last line may be in the middle of being read: a number there lacks
+    /// digits.
+    pub fn whole_lines_so_far(&self) -> String {
+        let text = self.stdout_so_far();
+        text.rsplit_once('\n').map(|(whole, _)| format!("{whole}\n")).unwrap_or_default()
+    }
+
     /// Waits until standard output holds this line.
     ///
     /// # Errors
