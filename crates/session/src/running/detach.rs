@@ -78,8 +78,7 @@ fn restore_all(target: Target) -> Result<Detached, SessionError> {
         (space, objects) = look()?;
         executor = executor_for(target, &space, &objects)?;
     }
-    let at_once =
-        if executor.threads_compete() { PUT_BACK_AT_ONCE_IF_THREADS_COMPETE } else { PUT_BACK_AT_ONCE };
+    let at_once = if executor.threads_compete() { PUT_BACK_AT_ONCE_IF_THREADS_COMPETE } else { PUT_BACK_AT_ONCE };
     let lifted = lifted_ranges(&space, &objects, at_once);
     if lifted.is_empty() {
         return left(executor, Detached::default());
