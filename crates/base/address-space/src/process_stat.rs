@@ -8,6 +8,7 @@ const PARENT: usize = 4;
 const FLAGS: usize = 9;
 const THREADS: usize = 20;
 const START_TIME: usize = 22;
+const START_OF_STACK: usize = 28;
 const LAST_CPU: usize = 39;
 
 /// The fields of a `stat` file from the third on. The second one, the name in parentheses, may hold anything.
@@ -71,6 +72,12 @@ impl<'a> ProcessStat<'a> {
     /// Time of the start in clock ticks since boot.
     pub fn start_time(self) -> Option<u64> {
         self.number(START_TIME)
+    }
+
+    /// The address at which the stack of its program began, which changes with each exec, and not with a fork; 0 for a reader
+    /// that may not trace it.
+    pub fn start_of_stack(self) -> Option<u64> {
+        self.number(START_OF_STACK)
     }
 
     /// The CPU on which it ran last.

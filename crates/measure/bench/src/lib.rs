@@ -21,7 +21,7 @@ pub mod work;
 
 pub use conduct::{Limits, Progress};
 pub use measure::record::Ended;
-pub use tree::of_one_program;
+pub use tree::{forks_of, of_one_program};
 
 /// Errors before the first window; later failures end the experiment and are part of its record.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,7 @@
 //! A process with all its descendants: their usage.
 
 use crate::observation::counters_with_children;
+use address_space::ProcessStat;
 use measure::record::Counters;
 use nix::sys::time::TimeValLike;
 use nix::time::{clock_getcpuclockid, clock_gettime};
@@ -23,6 +24,14 @@ pub fn of_one_program(root: i32) -> Vec<i32> {
     let of_root = program(root);
     let is_same = |pid: &i32| *pid == root || (of_root.is_some() && program(*pid) == of_root);
     tree_of(root).into_iter().filter(is_same).collect()
+}
+
+/// Those of them that were forked from the process, directly or not, and have executed nothing since; the process is first.
+pub fn forks_of(root: i32) -> Vec<i32> {
+    let start_of_stack = |pid| ProcessStat::parse(&stat_of(pid)?)?.start_of_stack().filter(|&start| start != 0);
+    let of_root = start_of_stack(root);
+    let is_fork = |pid: &i32| *pid == root || (of_root.is_some() && start_of_stack(*pid) == of_root);
+    of_one_program(root).into_iter().filter(is_fork).collect()
 }
 
 fn stat_of(pid: i32) -> Option<String> {
@@ -93,7 +102,8 @@ mod tests {
 
     #[test]
     fn of_one_program_are_its_own_copies_alone() {
-        let script = "sleep 100 & (while :; do sleep 0.1; done) & echo $$; wait";
+        // The second shell has executed the same program again.
+        let script = "sleep 100 & (while :; do sleep 0.1; done) & sh -c 'sleep 100; :' & echo $$; wait";
         let mut shell = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -101,15 +111,17 @@ mod tests {
         let all = tree_of(root);
         // The loop is a copy of the shell, and so is each sleep until it has been executed.
         let until = Instant::now() + LONG;
-        let mut same = of_one_program(root);
-        while same.len() != 2 && Instant::now() < until {
+        let look = || (of_one_program(root), forks_of(root));
+        let (mut same, mut forks) = look();
+        while (same.len(), forks.len()) != (3, 2) && Instant::now() < until {
             std::thread::sleep(LOOK);
-            same = of_one_program(root);
+            (same, forks) = look();
         }
         for pid in tree_of(root).into_iter().rev() {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         shell.wait().unwrap();
-        assert!(same.len() == 2 && same[0] == root && all.len() >= 3, "{same:?} of {all:?}");
+        assert!(same.len() == 3 && same[0] == root && all.len() >= 4, "{same:?} of {all:?}");
+        assert!(forks.len() == 2 && forks[0] == root && same.contains(&forks[1]), "{forks:?} of {same:?}");
     }
 }

@@ -19,8 +19,6 @@ use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-/// Field of proc_pid_stat(5): address at which the stack began.
-const START_STACK: usize = 28;
 /// Bytes of an environment that are read; variables after them count as missing.
 const MOST_ENVIRONMENT: u64 = 1 << 20;
 /// Longest value of a variable that is kept.
@@ -40,7 +38,7 @@ pub fn executed_file(pid: i32) -> Option<ExecutedFile> {
 
 /// Address at which the stack of a process began.
 pub(super) fn start_stack(pid: i32) -> Option<u64> {
-    ProcessStat::parse(&ProcessFiles::of(pid).bytes("stat").ok()?)?.number(START_STACK)
+    ProcessStat::parse(&ProcessFiles::of(pid).bytes("stat").ok()?)?.start_of_stack()
 }
 
 /// Reads the facts about a process's program, with the variables named. Does not wait for a process that does not

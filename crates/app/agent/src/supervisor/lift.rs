@@ -61,7 +61,7 @@ impl Agent<'_> {
     }
 
     /// Most bytes that a lift may make resident by its rule and by both budgets of memory.
-    fn most_of(&self, candidate: &Candidate) -> Option<u64> {
+    pub(super) fn most_of(&self, candidate: &Candidate) -> Option<u64> {
         let tracked = self.tracked.get(&candidate.sample.identity);
         let cgroup = tracked.and_then(|tracked| tracked.program.as_ref()).map_or("", |program| &program.cgroup);
         let (all, of_cgroup) = self.ledger.resident_of_lifts(cgroup);

@@ -129,7 +129,7 @@ impl Agent<'_> {
         // The handle keeps referring to this process.
         let Ok(handle) = ProcessHandle::open(identity.pid) else { return Ok(false) };
         let is_same = Sampler::now()?.sample(identity.pid).is_some_and(|sample| sample.identity == identity);
-        let estimate = self.estimate(candidate);
+        let (estimate, most) = (self.estimate(candidate), self.most_of(candidate));
         let Some(tracked) = self.tracked.get_mut(&identity).filter(|_| is_same) else { return Ok(false) };
         let (Some(file), Some(program)) = (tracked.file, &tracked.program) else { return Ok(false) };
         let progress = tracked.progress.after(Event::Measuring);
@@ -147,8 +147,10 @@ impl Agent<'_> {
         self.ledger.put(entry.clone());
         self.ledger.save(&self.paths.state)?;
         let (pages, kinds) = (order.pages.word(), order.kind_words().join(","));
-        let mut options = vec!["--leave-plain".to_owned(), format!("--pages={pages}"), format!("--lift={kinds}")];
-        options.extend(order.max_memory.map(|most| format!("--max-memory={most}")));
+        // Rules, `off` and holdouts decide about each other process.
+        let mut options = vec!["--leave-plain".to_owned(), "--only-forks".to_owned()];
+        options.extend([format!("--pages={pages}"), format!("--lift={kinds}")]);
+        options.extend(most.map(|most| format!("--max-memory={most}")));
         let named = candidate.named.clone();
         match self.worker.measure(identity.pid, &options, LONGEST, &self.paths.state) {
             Ok(ongoing) => {
@@ -189,7 +191,9 @@ impl Agent<'_> {
         self.pauses += seen.paused.saturating_sub(measuring.paused);
         measuring.paused = seen.paused;
         if let Some(end) = end {
-            self.pause_histogram.add(seen.longest_pause);
+            if seen.blocks > 0 {
+                self.pause_histogram.add(seen.longest_pause);
+            }
             self.ended(measuring, end)?;
             return Ok(true);
         }

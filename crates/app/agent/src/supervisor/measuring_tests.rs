@@ -50,7 +50,10 @@ impl Worker for Simulated {
 
     fn measure(&mut self, pid: i32, options: &[String], _: Duration, _: &Path) -> Result<Box<dyn Ongoing>, String> {
         self.0.borrow_mut().pid = pid;
-        assert_eq!(options, ["--leave-plain", "--pages=thp", "--lift=text,rodata", "--max-memory=8388608"]);
+        assert_eq!(
+            options,
+            ["--leave-plain", "--only-forks", "--pages=thp", "--lift=text,rodata", "--max-memory=8388608"]
+        );
         Ok(Box::new(self.clone()))
     }
 }

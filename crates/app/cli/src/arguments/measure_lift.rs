@@ -24,6 +24,9 @@ pub struct MeasureLiftArgs {
     /// Leave the process plain even if it was lifted before; a later decision lifts it.
     #[arg(long)]
     pub leave_plain: bool,
+    /// Leave descendants alone that have executed the same program again: another decision lifts them, or none.
+    #[arg(long)]
+    pub only_forks: bool,
     /// Length of a window, of which a block has four.
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = milliseconds(10, 60_000))]
     pub window: Duration,

@@ -3,9 +3,9 @@
 use super::switchers::{CommandSwitcher, Lifts};
 use super::toggle::reversible;
 use anyhow::{bail, ensure};
-use bench::Limits;
 use bench::toggle::{SeenBlock, Subject, Switcher, Timing, run_sequence};
 use bench::work::WorkSource;
+use bench::{Limits, forks_of, of_one_program};
 use cli::arguments::measure_lift::MeasureLiftArgs;
 use cli::commands::lift_switcher::FoundLifted;
 use cli::exit::interruptions;
@@ -32,7 +32,8 @@ pub fn run(args: &MeasureLiftArgs) -> anyhow::Result<()> {
         _ => {
             let policies = vec![reversible(args.policy.policy())?];
             let found_lifted = if args.leave_plain { FoundLifted::LeavePlain } else { FoundLifted::LiftAgain };
-            Box::new(Lifts::new(pid, policies, &interrupted, found_lifted)?)
+            let processes = if args.only_forks { forks_of } else { of_one_program };
+            Box::new(Lifts::new(pid, processes, policies, &interrupted, found_lifted)?)
         }
     };
     let timing = Timing { window: args.window, settle: args.settle };

@@ -1,7 +1,6 @@
 //! The switchers of a live program for `bench --toggle`: a lift and its restore, or the user's own commands.
 
 use super::recorded_lift::recorded_lift;
-use bench::of_one_program;
 use bench::toggle::{Done, Switcher};
 use bench::work::shell as shell_command;
 use cli::commands::lift_switcher::{FoundLifted, LiftSwitcher, RetryLimit, Switched};
@@ -14,6 +13,8 @@ use std::sync::atomic::AtomicBool;
 /// Lifts of a process and of its descendants with the same program, and their restore.
 pub(super) struct Lifts {
     pid: i32,
+    /// Returns the process and these descendants.
+    processes: fn(i32) -> Vec<i32>,
     policies: Vec<Policy>,
     switchers: BTreeMap<i32, LiftSwitcher>,
     interrupted: Arc<AtomicBool>,
@@ -23,13 +24,14 @@ impl Lifts {
     /// Restores the processes to plain, if they are lifted.
     pub(super) fn new(
         pid: i32,
+        processes: fn(i32) -> Vec<i32>,
         policies: Vec<Policy>,
         interrupted: &Arc<AtomicBool>,
         found_lifted: FoundLifted,
     ) -> anyhow::Result<Self> {
         let first = LiftSwitcher::new(pid, policies.clone(), interrupted, found_lifted)?;
         let switchers = BTreeMap::from([(pid, first)]);
-        let mut lifts = Self { pid, policies, switchers, interrupted: interrupted.clone() };
+        let mut lifts = Self { pid, processes, policies, switchers, interrupted: interrupted.clone() };
         lifts.find(found_lifted).map_err(anyhow::Error::msg)?;
         Ok(lifts)
     }
@@ -37,7 +39,7 @@ impl Lifts {
     /// Adds processes that were started, and removes those that have ended. A process that was started during the measurement has
     /// inherited the memory of its parent, lifted or not.
     fn find(&mut self, found_lifted: FoundLifted) -> Result<(), String> {
-        let processes = of_one_program(self.pid);
+        let processes = (self.processes)(self.pid);
         self.switchers.retain(|pid, _| processes.contains(pid));
         for pid in processes {
             if self.switchers.contains_key(&pid) {
@@ -54,7 +56,7 @@ impl Lifts {
 
     /// A descendant may end at any time.
     fn is_needed(&self, pid: i32) -> bool {
-        pid == self.pid || of_one_program(self.pid).contains(&pid)
+        pid == self.pid || (self.processes)(self.pid).contains(&pid)
     }
 }
 

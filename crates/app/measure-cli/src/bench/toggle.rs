@@ -4,11 +4,11 @@ use super::servers::needs_a_sign;
 use super::switchers::{CommandSwitcher, Lifts};
 use super::{arms, header, measured, started, words_of};
 use anyhow::{bail, ensure};
-use bench::Limits;
 use bench::servers::live::{Live, LiveLoad, LiveServer};
 use bench::servers::{LoadSource, ServerPlace};
 use bench::toggle::{Subject, Switcher, Timing};
 use bench::work::{Counter, WorkSource};
+use bench::{Limits, of_one_program};
 use cli::arguments::bench::BenchArgs;
 use cli::arguments::policy::words;
 use cli::commands::lift_switcher::FoundLifted;
@@ -62,7 +62,9 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
     let header = header_of(args, pid, &switched, load.as_ref(), (work.unit(), per), windows);
     let mut switcher: Box<dyn Switcher> = match switched {
         Switched::ByCommands(on, off) => Box::new(CommandSwitcher::new(&filled(&on), &filled(&off))),
-        Switched::Lifted(_, policies) => Box::new(Lifts::new(pid, policies, &interrupted, FoundLifted::LiftAgain)?),
+        Switched::Lifted(_, policies) => {
+            Box::new(Lifts::new(pid, of_one_program, policies, &interrupted, FoundLifted::LiftAgain)?)
+        }
     };
     let (work, switcher, mut check) = (work.as_mut(), switcher.as_mut(), || live.check());
     let subject = Subject { pid, work, switcher, timing, check: &mut check };
