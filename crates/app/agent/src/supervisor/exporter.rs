@@ -74,14 +74,13 @@ impl Exporter {
     /// The new address cannot be listened on.
     pub(super) fn change(&mut self, settings: &Settings) -> io::Result<()> {
         let places = self.given.or(settings);
-        if places.listen != self.places.listen || self.server.is_none() {
-            self.server = None;
-            if let Some(listen) = &places.listen {
-                self.server = Some(started(listen, &self.published)?);
-            }
-        }
+        let is_other = places.listen != self.places.listen || self.server.is_none();
         self.places = places;
         self.valid = settings.scan.saturating_mul(3).saturating_add(LONGEST_DUTY);
+        if is_other {
+            self.server = None;
+            self.server = self.places.listen.as_ref().map(|listen| started(listen, &self.published)).transpose()?;
+        }
         Ok(())
     }
 

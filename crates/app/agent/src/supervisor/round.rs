@@ -42,21 +42,22 @@ impl Agent<'_> {
         (self.last_scan.begun, self.last_scan.is_beside) = (begin, false);
         self.follow_verdicts();
         let sampler = Sampler::now()?;
-        let (mut seen, mut candidates) = (BTreeSet::new(), Vec::new());
+        let (mut seen, mut executed, mut candidates) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
         let processes = self.recent_first(processes()?);
         for sample in processes.into_iter().filter_map(|pid| sampler.sample(pid)) {
             seen.insert(sample.identity);
             if self.busy_with == Some(sample.identity) {
                 continue;
             }
-            candidates.extend(self.look(&sample)?);
+            candidates.extend(self.look(&sample, &mut executed));
         }
         let busy_with = self.busy_with;
         let lives =
             |identity: Identity| seen.contains(&identity) || busy_with == Some(identity) || sampler.lives(identity);
         self.tracked.retain(|identity, _| lives(*identity));
         self.not_restored.keep(lives);
-        if self.leave(|entry| !lives(entry.identity)) {
+        // Once for all: their forks are looked for among all processes.
+        if self.leave(|entry| !lives(entry.identity) || executed.contains(&entry.identity)) {
             self.ledger.save(&self.paths.state)?;
         }
         self.ledger.counts.scans += 1;
@@ -95,44 +96,42 @@ impl Agent<'_> {
         }
     }
 
-    /// Examines one process. Returns it if no fact about the process itself forbids a lift.
-    fn look(&mut self, sample: &Sample) -> io::Result<Option<Candidate>> {
+    /// Examines one process, and adds it to `executed` if it has executed another program. Returns it if no fact about the process
+    /// itself forbids a lift.
+    fn look(&mut self, sample: &Sample, executed: &mut BTreeSet<Identity>) -> Option<Candidate> {
         let (identity, pid) = (sample.identity, sample.identity.pid);
         let tracked = self.tracked.entry(identity).or_default();
         if pid == 1 || sample.is_kernel_thread || self.own_line.contains(&pid) {
             tracked.progress = tracked.progress.after(Event::Excluded);
-            return Ok(None);
+            return None;
         }
         if tracked.is_another(executed_file(pid)) {
             *tracked = Tracked { progress: tracked.progress.after(Event::Executed), ..Tracked::default() };
-            if self.leave(|entry| entry.identity == identity) {
-                self.ledger.save(&self.paths.state)?;
-            }
+            executed.insert(identity);
         }
-        let Some(tracked) = self.tracked.get_mut(&identity) else { return Ok(None) };
         tracked.used = sample.usage.cpu;
         let is_due = tracked.again_at.is_some_and(|at| sample.usage.cpu >= at);
         if tracked.progress.state == State::Ignored && is_due {
             tracked.progress = tracked.progress.after(Event::Reconfigured);
         }
         if tracked.progress.is_final() || tracked.is_observed {
-            return Ok(None);
+            return None;
         }
         let settings = &self.configuration.settings;
         if is_early(sample.usage, settings) || self.configuration.rules.is_empty() {
-            return Ok(None);
+            return None;
         }
         if tracked.program.is_none() {
             let before = executed_file(pid);
-            let Ok(program) = program_of(pid, &self.variables) else { return Ok(None) };
+            let program = program_of(pid, &self.variables).ok()?;
             let file = executed_file(pid);
             if before != file {
                 // It has executed another program meanwhile.
-                return Ok(None);
+                return None;
             }
             (tracked.file, tracked.program) = (file, Some(program));
         }
-        Ok(self.judge(sample))
+        self.judge(sample)
     }
 
     /// Decides about a process whose program is known.

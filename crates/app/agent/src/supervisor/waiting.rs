@@ -52,9 +52,11 @@ impl Agent<'_> {
         let before = used_by(UsageWho::RUSAGE_SELF);
         self.last_scan.tried_beside = Instant::now();
         self.advance_budget();
+        // A crash that is noticed only after a long lift would not count as one of the lift before.
+        let watched = self.watch_recent();
         let scanned = self.scan();
         let is_scanned = matches!(scanned, Ok(Some(_)));
-        if let Err(error) = scanned.and_then(|_| self.write_status()) {
+        if let Err(error) = watched.and(scanned).and_then(|_| self.write_status()) {
             (self.report)(&Action::Failed { what: format!("a scan beside a worker: {error}") });
         }
         self.publish();
