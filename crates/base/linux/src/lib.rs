@@ -22,6 +22,7 @@ pub mod file_mapping;
 pub mod file_rights;
 pub mod file_systems;
 pub mod interrupted;
+pub mod interrupts;
 pub mod job_control;
 pub mod leases;
 pub mod local_time;

@@ -12,7 +12,6 @@ pub mod diagnosis;
 mod evidence;
 pub mod format;
 mod identity;
-pub mod interrupts;
 pub mod kernel_symbols;
 mod lives;
 pub mod machine;

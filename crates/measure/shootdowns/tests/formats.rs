@@ -1,9 +1,9 @@
 //! Format files and tables of interrupts of different kernels. Those in `formats/` and `interrupts/` were recorded on the
 //! kernels of their names; others are constructed, with numbers that no kernel has given yet.
 
+use linux::interrupts::InterruptCounts;
 use proptest::prelude::*;
 use shootdowns::format::{Format, LONGEST};
-use shootdowns::interrupts::InterruptCounts;
 use shootdowns::reason::{FlushFormat, Flushed};
 
 const COMMON: &str = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\

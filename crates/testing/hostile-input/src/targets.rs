@@ -9,13 +9,13 @@ use bench_report::{MOST_BYTES, Source, html, markdown};
 use heap_abi::Order;
 use heap_choice::Environment;
 use lift_plan::{Edges, Kinds, choose_base, coverable, special_mappings};
+use linux::interrupts::InterruptCounts;
 use measure::record::Record;
 use options::HeapWords;
 use page_cache::alignment::{Former, Piece, Relayout};
 use process_view::AuxiliaryVector;
 use process_view::coverage::Usage;
 use shootdowns::format::Format;
-use shootdowns::interrupts::InterruptCounts;
 use shootdowns::kernel_symbols::KernelSymbols;
 use shootdowns::reason::FlushFormat;
 

@@ -7,6 +7,7 @@ use crate::discovery::Sampler;
 use crate::metrics::kernel::KernelCounts;
 use crate::metrics::{LiftResults, Lifted, Snapshot};
 use address_space::PageSize;
+use linux::interrupts::InterruptCounts;
 use linux::pages::transparent_huge_page;
 use machine_facts::System;
 use nix::sys::resource::UsageWho;
@@ -19,12 +20,13 @@ impl Agent<'_> {
     /// Publishes the values of the last scan.
     pub(super) fn publish(&mut self) {
         if self.exporter.is_used() {
-            let mut snapshot = self.snapshot();
+            let shootdowns = self.shootdowns.advance(InterruptCounts::read().unwrap_or_default());
+            let mut snapshot = self.snapshot(shootdowns);
             self.exporter.publish(&mut snapshot, self.report);
         }
     }
 
-    fn snapshot(&self) -> Snapshot {
+    fn snapshot(&self, shootdowns: Option<u64>) -> Snapshot {
         let counts = self.ledger.counts.since(&self.counts_at_start);
         let own = Sampler::now().ok().and_then(|sampler| sampler.sample(self.own.pid));
         let states = self.states().into_iter().map(|(state, number)| (state, number as u64));
@@ -51,7 +53,7 @@ impl Agent<'_> {
             stuck_workers: self.stuck.len() as u64 + u64::from(self.has_stuck_measurement() || self.has_earlier_worker),
             lost: self.ledger.lifts.iter().map(|entry| entry.lost).fold(0, u64::saturating_add),
             at: seconds(),
-            kernel: KernelCounts::read(&System),
+            kernel: KernelCounts { shootdowns, ..KernelCounts::read(&System) },
             ..Snapshot::new(env!("CARGO_PKG_VERSION"), self.configuration.settings.mode)
         }
     }

@@ -44,6 +44,7 @@ pub use switch::Switch;
 use crate::decision::{Event, ExecutedFile, Identity, Order, Program, Progress, Reason, Refusal, State, VARIABLE};
 use crate::discovery::{Machine, Sample, own_identity, own_line};
 use crate::installation;
+use crate::metrics::kernel::ShootdownCounter;
 use crate::metrics::{Heard, Pauses};
 use crate::rules::{Configuration, Stamp, read_folder};
 use crate::worker::{LONGEST_WAIT, Request, has_no_worker};
@@ -208,6 +209,7 @@ pub struct Agent<'a> {
     pauses: Duration,
     pause_histogram: Pauses,
     exporter: Exporter,
+    shootdowns: ShootdownCounter,
     known: Known,
     /// The last reading of the verdicts has failed, which is reported once.
     verdicts_failed: bool,
@@ -256,6 +258,8 @@ impl<'a> Agent<'a> {
         mut worker: Box<dyn Worker>,
         report: &'a mut dyn FnMut(&Action),
     ) -> io::Result<Self> {
+        // Before all that takes long: rules that change meanwhile are read again.
+        let read = Stamp::of(&paths.config);
         let lock = lock_agent(&paths.state, Duration::ZERO)?;
         let in_state =
             |error: io::Error| io::Error::new(error.kind(), format!("the state in {}: {error}", paths.state.display()));
@@ -288,7 +292,7 @@ impl<'a> Agent<'a> {
             budget: CpuBudget::new(configuration.settings.cpu),
             variables: variables_of(&configuration),
             is_configuration_read: true,
-            read: Stamp::of(&paths.config),
+            read,
             found: Stamp::default(),
             configuration_read_at: exported::seconds(),
             configuration,
@@ -305,6 +309,7 @@ impl<'a> Agent<'a> {
             pauses: Duration::ZERO,
             pause_histogram: Pauses::default(),
             exporter,
+            shootdowns: ShootdownCounter::default(),
             known,
             verdicts_failed: error.is_some(),
             measuring: None,

@@ -1,4 +1,4 @@
-//! The lines of `/proc/interrupts` that concern shootdowns: readable by everybody, on x86 only.
+//! The lines of `/proc/interrupts` that concern TLB shootdowns: readable by everybody, on x86 only.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ impl InterruptCounts {
     /// # Errors
     /// The kernel's.
     pub fn read() -> std::io::Result<Self> {
-        let bytes = linux::text::bytes_of(std::path::Path::new("/proc/interrupts"))?;
+        let bytes = crate::text::bytes_of(std::path::Path::new("/proc/interrupts"))?;
         Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
     }
 
