@@ -42,6 +42,11 @@ fn main() -> ExitCode {
             with(&[Need::Command("python3".into()), Need::Command("unshare".into())]),
             shown_deleted,
         ),
+        test_case(
+            "show_names_a_child_that_shares_page_tables",
+            with(&[Need::Command("python3".into())]),
+            shown_with_shared_tables,
+        ),
         test_case("held_pages_that_are_named_go_back_at_once", needs(), held_in_part),
         test_case("overcommit_is_set_and_explained", needs(), overcommitted),
         test_case("a_page_is_demoted", needs(), demoted),
@@ -258,6 +263,54 @@ fn shown_unattached(t: &Context) -> Result<()> {
     let after = pool(t, &["show"])?.success()?.stdout;
     ensure!(!after.contains("perhaps System V segment"), "{after}");
     Ok(())
+}
+
+/// Maps shared memory that covers a page table of huge pages and touches two pages; a child touches the first, and outlives its
+/// parent until standard input ends. Its status counts no page.
+const SHARES_TABLES: &str = "import ctypes, mmap, os, sys
+page = int(sys.argv[1])
+table = page * (mmap.PAGESIZE // 8)
+c = ctypes.CDLL(None, use_errno=True)
+c.mmap.restype = ctypes.c_void_p
+c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+at = c.mmap(None, 2 * table, 3, 0x1 | 0x20 | 0x40000 | 0x4000, -1, 0)
+assert at != ctypes.c_void_p(-1).value, ctypes.get_errno()
+first = (at + table - 1) // table * table
+for number in range(2):
+    ctypes.memset(first + number * page, 1, 1)
+touched = os.pipe()
+child = os.fork()
+if child != 0:
+    os.read(touched[0], 1)
+    os._exit(0)
+ctypes.memset(first, 2, 1)
+os.write(touched[1], b'x')
+while os.getppid() == int(sys.argv[2]):
+    pass
+print(os.getpid(), flush=True)
+print('ready', flush=True)
+sys.stdin.read()
+";
+
+fn shown_with_shared_tables(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    t.pool()?.resize(2)?;
+    let mut shell = Command::new("sh");
+    // The parent's number is the shell's own.
+    let words = format!("exec python3 -c \"$0\" {} $$", page.bytes());
+    shell.args(["-c", &words, SHARES_TABLES]);
+    let session = t.session(shell)?;
+    session.wait_for_line("ready")?;
+    let child: i32 = session.whole_lines_so_far().lines().next().context("no number")?.parse()?;
+    let status = fs::read_to_string(format!("/proc/{child}/status"))?;
+    let counted = status.lines().find(|line| line.starts_with("HugetlbPages:")).unwrap_or_default();
+    t.note(counted.to_owned());
+    let text = pool(t, &["show"])?.success()?.stdout;
+    ensure!(text.contains(&format!("python3[{child}]")), "{counted}: {text}");
+    session.finish()?;
+    poll_until(Duration::from_secs(60), "the pages to be free", || {
+        t.pool().and_then(|pool| pool.free()).is_ok_and(|free| free == 2)
+    })
 }
 
 fn held_in_part(t: &Context) -> Result<()> {

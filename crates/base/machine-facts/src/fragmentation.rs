@@ -65,7 +65,8 @@ pub fn page_blocks(files: &impl Files) -> Vec<PageBlocks> {
     let Some(title) = lines.next() else { return Vec::new() };
     let kinds: Vec<&str> = title[TITLE.len()..].split_whitespace().collect();
     let mut nodes: Vec<PageBlocks> = Vec::new();
-    for (node, counts) in lines.filter_map(node_line) {
+    // With the kernel's option page_owner, a table of mixed blocks follows.
+    for (node, counts) in lines.take_while(|line| !line.starts_with("Number of")).filter_map(node_line) {
         let index = nodes.iter().position(|found| found.node == node).unwrap_or_else(|| {
             nodes.push(PageBlocks { node, ..PageBlocks::default() });
             nodes.len() - 1
@@ -130,7 +131,9 @@ mod tests {
              Number of blocks type     Unmovable      Movable  Reclaimable   HighAtomic      Isolate \n\
              Node 0, zone      DMA            1            7            0            0            0 \n\
              Node 0, zone   Normal          147         7209          324            0            0 \n\
-             Node 1, zone   Normal           12           20            3            0            1 ",
+             Node 1, zone   Normal           12           20            3            0            1 \n\
+             Number of mixed blocks    Unmovable      Movable  Reclaimable   HighAtomic      Isolate \n\
+             Node 0, zone   Normal            9           80            2            0            0 ",
         );
         let nodes = [
             PageBlocks { node: 0, unmovable: 148, reclaimable: 324, all: 7688 },

@@ -2,7 +2,8 @@
 
 use crate::hugetlbfs::{HugetlbFile, all_mounts, files_on};
 use crate::system_v::{SEGMENTS, Unattached, unattached};
-use address_space::{FileNumbers, MappingName, MappingUsage, PageSize};
+use address_space::{AddressRange, AddressSpace, FileNumbers, MappingName, MappingUsage, PageSize};
+use linux::pages::base_page;
 use machine_facts::{Files, System};
 use process_view::{ObservationError, ProcessFiles, ProcessMemory, Unanswered, each_of, printable};
 use serde::Serialize;
@@ -194,10 +195,26 @@ fn described(name: &MappingName, shared: bool) -> (UserKind, String) {
 
 /// The memory of a process that has mapped pages of a pool; `None` of others.
 fn pool_memory(process: &ProcessFiles) -> Result<Option<ProcessMemory>, ObservationError> {
-    if pool_bytes(&process.text("status")?) == 0 {
+    let counts_some = pool_bytes(&process.text("status")?) > 0;
+    // The status is open to everybody, and the mappings are not: a process of which nobody knows has none.
+    if !counts_some && !process.maps().is_ok_and(|space| may_share_tables(&space, base_page())) {
         return Ok(None);
     }
     ProcessMemory::read(process.pid()).map(Some)
+}
+
+/// True if pool pages of a process may be missing in its `HugetlbPages`. Processes share the page tables of shared memory that
+/// covers a whole table of huge pages (1 GiB on x86-64), and the kernel counts the pages of such a table for the process that
+/// touched them first, not for the others (`huge_pmd_share` in mm/hugetlb.c; seen with Linux 6.18).
+fn may_share_tables(space: &AddressSpace, base_page: PageSize) -> bool {
+    const ENTRY: u64 = 8;
+    let entries = base_page.bytes() / ENTRY;
+    let of_table = base_page.bytes().saturating_mul(entries).saturating_mul(entries);
+    let covers_one = |range: AddressRange| {
+        let first = range.start().0.checked_next_multiple_of(of_table);
+        first.is_some_and(|first| first.saturating_add(of_table) <= range.end().0)
+    };
+    space.mappings().iter().any(|mapping| mapping.shared && covers_one(mapping.range))
 }
 
 /// Bytes of the pool that a process has mapped (`HugetlbPages` in its status, Linux 4.4). A kernel thread has none.
@@ -219,6 +236,21 @@ mod tests {
         assert_eq!(of("/memfd:buffers", true, true), (UserKind::Memfd, "memfd:buffers".to_owned()));
         assert_eq!(of("/dev/hugepages/a", false, true).0, UserKind::File);
         assert_eq!(of("/dev/hugepages/a", true, true).1, "/dev/hugepages/a (deleted)");
+    }
+
+    #[test]
+    fn only_shared_memory_that_covers_a_table_may_have_pages_that_no_status_counts() {
+        let may = |line: &str| {
+            may_share_tables(&AddressSpace::parse(&format!("{line}\n")).unwrap(), PageSize::new(4096).unwrap())
+        };
+        assert!(may("7f0040000000-7f0080000000 rw-s 00000000 00:0f 77 /anon_hugepage (deleted)"));
+        assert!(may("7f003fe00000-7f0080000000 rw-s 00000000 00:01 5 /SYSV00000000 (deleted)"));
+        for not in [
+            "7f0040000000-7f0080000000 rw-p 00000000 00:0f 77 /anon_hugepage (deleted)",
+            "7f0040200000-7f00bfe00000 rw-s 00000000 00:0f 77 /anon_hugepage (deleted)",
+        ] {
+            assert!(!may(not), "{not}");
+        }
     }
 
     /// smaps of mappings of files on device 00:2a, from these offsets on and as long as they are filled, in pages of 2 MiB.
