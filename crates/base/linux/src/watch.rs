@@ -5,6 +5,7 @@
 //! Nothing is watched until [`start`] is called. A [`Worker`] has a separate limit: its thread is abandoned, and this
 //! program continues.
 
+use nix::sys::signal::SigSet;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -176,6 +177,7 @@ pub fn start(status: i32) {
     let watcher = thread::Builder::new().name("watch".to_owned());
     // Without a thread nothing is watched, and all else works.
     let _ = watcher.spawn(move || {
+        block_signals();
         loop {
             thread::sleep(LOOK);
             if let Some(what) = overdue(Instant::now(), None) {
@@ -186,6 +188,12 @@ pub fn start(status: i32) {
             }
         }
     });
+}
+
+/// Leaves all signals to the other threads: one that may not be interrupted at some moment blocks them then.
+pub fn block_signals() {
+    // Without it a signal may end this program at such a moment.
+    let _ = SigSet::all().thread_block();
 }
 
 /// The description of a read of this task that takes too long.

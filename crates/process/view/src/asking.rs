@@ -444,6 +444,7 @@ fn start<T: Send + 'static>(
     let thread = thread::Builder::new().name("ask".to_owned());
     let started = thread.spawn(move || {
         watch::leave_to_caller();
+        watch::block_signals();
         let alive = Arc::new(());
         let next = || locked(&shared).next(&alive);
         while let Some(pid) = next() {

@@ -35,6 +35,7 @@ impl Owner {
         let (ready, started) = mpsc::channel();
         let has_taken_them_on = ready.clone();
         let act = move || {
+            linux::watch::block_signals();
             let acted = rights.act(move || {
                 // If the receiver is gone, nobody needs the thread.
                 let _ = has_taken_them_on.send(Ok(()));
