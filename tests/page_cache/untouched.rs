@@ -17,6 +17,7 @@ pub fn tests() -> Vec<Test> {
         test_case("untouched/the_file_system_is_full_or_read_only", root("unshare"), no_room),
         test_case("untouched/the_file_is_immutable", root("chattr"), immutable),
         test_case("untouched/the_file_is_measured", root("python3"), measured),
+        test_case("untouched/a_mapping_on_overlayfs_may_be_written", root("python3"), mapped_on_overlay),
     ]
 }
 
@@ -98,6 +99,49 @@ fn no_room(t: &Context) -> Result<()> {
         alone.is_untouched()?;
     }
     Ok(())
+}
+
+/// Maps a file shared, closes it, says so, and ends with standard input.
+const MAPS: &str = "import ctypes, os, sys
+c = ctypes.CDLL(None, use_errno=True)
+c.mmap.restype = ctypes.c_void_p
+c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+file = os.open(sys.argv[1], os.O_RDWR)
+assert c.mmap(None, 4096, 3, 1, file, 0) != ctypes.c_void_p(-1).value
+os.close(file)
+print('ready', flush=True)
+sys.stdin.read()
+";
+
+/// The kernel grants a lease on such a file.
+fn mapped_on_overlay(t: &Context) -> Result<()> {
+    let alone = Alone::new(t)?;
+    let script = "exec unshare --mount sh -ec '
+        cd \"$1\"
+        mount --make-rprivate /
+        mkdir lower upper work merged
+        mount -t overlay none -o lowerdir=lower,upperdir=upper,workdir=work merged || exit 77
+        cp \"$2\" merged/program
+        mkfifo end ready
+        python3 -c \"$3\" merged/program <end >ready &
+        exec 3>end
+        read line <ready
+        status=0
+        \"$PAGELIFT\" align --relayout merged/program || status=$?
+        cmp merged/program \"$2\"
+        exec 3>&-
+        wait
+        \"$PAGELIFT\" align --relayout merged/program
+        exit $status' sh \"$@\"";
+    let folder = t.folder().join("overlay");
+    fs::create_dir(&folder)?;
+    let output = alone.shell(t, script, &[&folder, &alone.program, Path::new(MAPS)])?;
+    if output.ending == Ending::Exit(77) {
+        return Err(Skipped(format!("no overlay can be mounted here: {}", output.stderr)).into());
+    }
+    let refused = output.stderr.contains("open for writing or maps it shared");
+    ensure!(output.ending == Ending::Exit(125) && refused, "{output:?}");
+    alone.is_untouched()
 }
 
 fn immutable(t: &Context) -> Result<()> {

@@ -8,7 +8,7 @@
 use linux::lock_file::{LockError, PassingLock};
 use linux::text::text_of;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{Mode, fstat, fstatat, mkdirat};
+use nix::sys::stat::{FchmodatFlags, Mode, fchmodat, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use process_view::{FileIdentity, ProcessFiles};
 use serde::{Deserialize, Serialize};
@@ -177,7 +177,11 @@ impl Attempts {
         let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_PATH;
         let mut directory = nix::fcntl::open(start, flags, Mode::empty()).ok()?;
         for part in parts {
-            let _ = mkdirat(&directory, *part, Mode::from_bits_truncate(0o755));
+            let mode = Mode::from_bits_truncate(0o755);
+            if mkdirat(&directory, *part, mode).is_ok() {
+                // Others read there, whatever this process's umask is.
+                let _ = fchmodat(&directory, *part, mode, FchmodatFlags::FollowSymlink);
+            }
             let next = nix::fcntl::openat(&directory, *part, flags | OFlag::O_NOFOLLOW, Mode::empty()).ok()?;
             let found = fstat(&next).ok()?;
             if found.st_uid != geteuid().as_raw() || found.st_mode & 0o022 != 0 {

@@ -203,7 +203,7 @@ impl PageCache for KernelCache<'_> {
         let sharers = users.sharers();
         let found = users.holders_by_block(blocks, self.huge);
         let by_block = found.into_iter().map(|(block, pids)| (block, pids.into_iter().map(name).collect())).collect();
-        Ok(Holders { by_block, sharers, unseen: mapped.not_permitted + mapped.unanswered.len() as u64 })
+        Ok(Holders { by_block, sharers, unseen: mapped.unseen() })
     }
 
     fn has_free_huge_pages(&self) -> bool {

@@ -108,6 +108,11 @@ impl MappedFiles {
         Ok(found)
     }
 
+    /// Number of processes whose mappings are not here: each may map any file.
+    pub fn unseen(&self) -> u64 {
+        self.not_permitted + self.unanswered.len() as u64 + self.too_many
+    }
+
     fn add(&mut self, pid: i32, space: &AddressSpace) {
         for mapping in of_files(space) {
             let part = MappedPart { pid, mapping: mapping.clone() };

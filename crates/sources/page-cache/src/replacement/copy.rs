@@ -101,14 +101,15 @@ pub(crate) struct Contents<'a> {
 
 impl Contents<'_> {
     /// Writes them to an empty file.
-    pub fn fill(&self, target: &File) -> Result<(), ReplaceError> {
+    pub fn fill(&self, target: &File, goes_on: &dyn Fn() -> Result<(), ReplaceError>) -> Result<(), ReplaceError> {
+        let failed = || ReplaceError::io("copying the file");
         let mut piece = Vec::new();
-        self.each(|range| {
-            self.read(range.clone(), &mut piece)?;
-            target.write_all_at(&piece, range.start)
-        })
-        .and_then(|()| target.set_len(self.order.length))
-        .map_err(ReplaceError::io("copying the file"))
+        for range in self.order.ranges() {
+            goes_on()?;
+            self.read(range.clone(), &mut piece).map_err(failed())?;
+            target.write_all_at(&piece, range.start).map_err(failed())?;
+        }
+        target.set_len(self.order.length).map_err(failed())
     }
 
     /// Compares each byte with the file's. Bytes in holes are not read.

@@ -1,6 +1,6 @@
 //! Why a file is not replaced. It is untouched then.
 
-use address_space::format_bytes;
+use address_space::{counted, format_bytes};
 use std::io;
 
 /// Why a file was not replaced: the value found, the value needed, and the fix.
@@ -37,8 +37,17 @@ pub enum ReplaceError {
     #[error("found a file that is protected by fs-verity, which a copy would not be; needed a file without; fix: none")]
     Verity,
     /// A process writes to it.
-    #[error("found a process that has the file open for writing, needed none; fix: find it with `fuser -v` and end it")]
+    #[error(
+        "found a process that has the file open for writing or maps it shared, needed none; fix: find it with `fuser -v` and end it"
+    )]
     BeingWritten,
+    /// Some processes that this user cannot inspect, or that do not answer, may write to it.
+    #[error(
+        "found {} that cannot be inspected, needed none: on overlayfs only its mappings show that a process writes to a file; \
+         fix: run it as root, or on another file system",
+        counted(*.0, "process")
+    )]
+    Unseen(u64),
     /// It cannot be made sure that nobody writes to it.
     #[error(
         "found no lease on the file ({0}), needed one to be sure that no process writes to it; fix: a file system with \

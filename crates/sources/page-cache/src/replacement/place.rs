@@ -87,23 +87,22 @@ impl NameInFolder {
         Ok((found.blocks_available() as u64).saturating_mul(found.fragment_size() as u64))
     }
 
-    /// Renames `new` over `old`, both open files of this directory. If the path holds another file than `old`, that
-    /// file stays.
+    /// Renames `new`, an open file of this directory, over the file that is there, unless `is_same` has an objection: it is asked
+    /// directly before.
     ///
     /// An exchange (`RENAME_EXCHANGE`) could be undone if an installer was quicker by microseconds, but processes that
     /// have the old file would then see it under the copy's temporary name instead of its own with ` (deleted)`.
-    pub fn put(&self, new: &File, old: &File) -> Result<(), ReplaceError> {
+    pub fn put(&self, new: &File, is_same: &dyn Fn() -> Result<(), ReplaceError>) -> Result<(), ReplaceError> {
         let temporary = self.give_name(new)?;
-        let renamed = match self.still_holds(old) {
-            true => renameat(&self.directory, temporary.as_os_str(), &self.directory, self.name.as_os_str())
-                .map_err(ReplaceError::call("renaming the copy")),
-            false => Err(ReplaceError::Changed),
-        };
+        let renamed = is_same().and_then(|()| {
+            renameat(&self.directory, temporary.as_os_str(), &self.directory, self.name.as_os_str())
+                .map_err(ReplaceError::call("renaming the copy"))
+        });
         if renamed.is_err() && self.is(&temporary, new) {
             let _ = unlinkat(&self.directory, temporary.as_os_str(), UnlinkatFlags::NoRemoveDir);
         }
         renamed?;
-        nix::unistd::fsync(&self.directory).map_err(ReplaceError::call("fsync of the directory"))
+        self.make_durable()
     }
 
     /// Puts `new`, an open file of this directory, in the place of whatever regular file or link is there.
@@ -121,7 +120,14 @@ impl NameInFolder {
             let _ = unlinkat(&self.directory, temporary.as_os_str(), UnlinkatFlags::NoRemoveDir);
         }
         renamed.map_err(ReplaceError::call("renaming the copy"))?;
-        nix::unistd::fsync(&self.directory).map_err(ReplaceError::call("fsync of the directory"))
+        self.make_durable()
+    }
+
+    fn make_durable(&self) -> Result<(), ReplaceError> {
+        let failed = ReplaceError::call(
+            "fsync of the directory, which has the new file now, and after a crash perhaps the old one",
+        );
+        nix::unistd::fsync(&self.directory).map_err(failed)
     }
 
     /// Gives a nameless file a name in the directory.

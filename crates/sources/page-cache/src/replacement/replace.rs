@@ -5,15 +5,20 @@ use crate::replacement::error::ReplaceError;
 use crate::replacement::metadata::FileMetadata;
 use crate::replacement::place::NameInFolder;
 
+use crate::mappers::MappedFiles;
 use linux::file_holes::holes_in;
+use linux::file_systems::OVERLAYFS_SUPER_MAGIC;
 use linux::leases::Lease;
+use linux::pages::{base_page, transparent_huge_page};
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::stat::{Mode, fchmod};
+use nix::sys::statfs::fstatfs;
 use nix::unistd::geteuid;
 use process_view::FileIdentity;
 use std::ffi::CString;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -79,31 +84,34 @@ pub fn replace(path: &Path, change: &Change) -> Result<Replaced, ReplaceError> {
         Some(Errno::EAGAIN) => ReplaceError::BeingWritten,
         _ => ReplaceError::NoLease(error),
     })?;
+    refuse_mapped_on_overlay(&old)?;
     if change.only_if.is_some_and(|only_if| only_if != identity) {
         return Err(ReplaceError::Changed);
     }
     let order = change.order.clone().unwrap_or_else(|| Order::same(identity.size));
     check_holes(&old, &order)?;
-    place.check_room(order.written().saturating_add(ROOM_LEFT))?;
-    let file = place.nameless()?;
-    let contents = Contents { source: &old, order: &order, patches: &change.patches };
-    contents.fill(&file)?;
-    let mut wanted = metadata.clone();
-    for (name, value) in &change.attributes {
-        wanted.set_extended(name.clone(), value.clone());
-    }
-    contents.check(&file)?;
-    // Writing takes capabilities away and reading changes the time of last use, so all this comes last.
-    wanted.give_to(&file)?;
-    file.sync_all().map_err(ReplaceError::io("fsync of the copy"))?;
-    wanted.compare(&FileMetadata::read(&file)?)?;
     let is_same = || {
         let now = old.metadata().map_err(ReplaceError::io("fstat"))?;
         let same = FileIdentity::of(&now) == identity && lease.is_kept() && place.still_holds(&old);
         if same { Ok(()) } else { Err(ReplaceError::Changed) }
     };
+    place.check_room(order.written().saturating_add(ROOM_LEFT))?;
+    let file = place.nameless()?;
+    let contents = Contents { source: &old, order: &order, patches: &change.patches };
+    // A process that wants to write waits until the lease is given back.
+    contents.fill(&file, &is_same)?;
+    let mut wanted = metadata.clone();
+    for (name, value) in &change.attributes {
+        wanted.set_extended(name.clone(), value.clone());
+    }
+    contents.check(&file)?;
     is_same()?;
-    without_signals(|| place.put(&file, &old))?;
+    // Writing takes capabilities away and reading changes the time of last use, so all this comes last.
+    wanted.give_to(&file)?;
+    file.sync_all().map_err(ReplaceError::io("fsync of the copy"))?;
+    wanted.compare(&FileMetadata::read(&file)?)?;
+    is_same()?;
+    without_signals(|| place.put(&file, &is_same))?;
     drop(lease);
     let path = place.path.clone();
     Ok(Replaced { file: place.open()?, path, old })
@@ -135,7 +143,7 @@ pub fn write_copy(source: &File, path: &Path, change: &Change) -> Result<(), Rep
     place.check_room(order.written().saturating_add(ROOM_LEFT))?;
     let file = place.nameless()?;
     let contents = Contents { source, order: &order, patches: &change.patches };
-    contents.fill(&file)?;
+    contents.fill(&file, &|| Ok(()))?;
     contents.check(&file)?;
     drop_inherited_list(&file)?;
     for (name, value) in &change.attributes {
@@ -157,6 +165,26 @@ pub fn write_copy(source: &File, path: &Path, change: &Change) -> Result<(), Rep
         return Err(ReplaceError::Changed);
     }
     without_signals(|| place.put_new(&file))
+}
+
+/// Refuses a file on overlayfs that a process maps shared: it may write to it without a descriptor, which prevents the lease on
+/// every other file system (see [`Lease::against_writers`]).
+fn refuse_mapped_on_overlay(file: &File) -> Result<(), ReplaceError> {
+    let found = fstatfs(file).map_err(ReplaceError::call("fstatfs"))?;
+    if found.filesystem_type() != OVERLAYFS_SUPER_MAGIC {
+        return Ok(());
+    }
+    let failed =
+        |error: crate::Error| ReplaceError::Io { what: "looking for mappings", source: io::Error::other(error) };
+    let mapped = MappedFiles::read().map_err(failed)?;
+    let huge = transparent_huge_page().unwrap_or_else(base_page);
+    if mapped.users_of(file, huge).map_err(failed)?.parts.iter().any(|part| part.mapping.shared) {
+        return Err(ReplaceError::BeingWritten);
+    }
+    match mapped.unseen() {
+        0 => Ok(()),
+        count => Err(ReplaceError::Unseen(count)),
+    }
 }
 
 /// Removes the access control list that a new file gets from its folder: it may permit more than the mode.

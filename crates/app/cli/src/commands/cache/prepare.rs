@@ -7,7 +7,7 @@ use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
 use crate::text::number::of_all;
-use address_space::{PageSize, format_bytes};
+use address_space::{PageSize, counted, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
 use page_cache::replacement::{Change, replace};
@@ -51,7 +51,7 @@ pub fn run(args: &PrepareArgs) -> anyhow::Result<()> {
         let name = printable(&one.path.display().to_string());
         match prepare_one(&one, huge, args.replace) {
             Ok(Outcome { prepared, keepers }) => {
-                writeln!(out, "{name}: {}{}", describe(&prepared), after_replacement(keepers.as_deref()))?;
+                writeln!(out, "{name}: {}{}", describe(&prepared), after_replacement(keepers.as_ref()))?;
                 if let Some(rest) = &prepared.rest {
                     say!("pagelift: {name}: the rest stays small: {rest}");
                 }
@@ -72,7 +72,7 @@ pub fn run(args: &PrepareArgs) -> anyhow::Result<()> {
 struct Outcome {
     prepared: Prepared,
     /// If it was replaced, the processes that have the old file.
-    keepers: Option<Vec<i32>>,
+    keepers: Option<Keepers>,
 }
 
 fn prepare_one(one: &Chosen, huge: PageSize, may_replace: bool) -> anyhow::Result<Outcome> {
@@ -88,7 +88,8 @@ fn prepare_one(one: &Chosen, huge: PageSize, may_replace: bool) -> anyhow::Resul
     let replaced = replace(&one.path, &change).context("not replaced")?;
     let prepared =
         prepare_file(&replaced.file, &replaced.path, huge).context("replaced, and the new file stays small")?;
-    let keepers = MappedFiles::read()?.users_of(&replaced.old, huge)?.processes();
+    let mapped = MappedFiles::read()?;
+    let keepers = Keepers { seen: mapped.users_of(&replaced.old, huge)?.processes(), unseen: mapped.unseen() };
     Ok(Outcome { prepared, keepers: Some(keepers) })
 }
 
@@ -97,15 +98,26 @@ fn prepare_file(file: &File, path: &Path, huge: PageSize) -> Result<Prepared, Re
     prepare(file, path, offsets, huge, Effort::Always, Budget::UNLIMITED)
 }
 
-fn after_replacement(keepers: Option<&[i32]>) -> String {
-    match keepers {
-        None => String::new(),
-        Some([]) => "; replaced".to_owned(),
-        Some(processes) => {
-            let numbers: Vec<String> = processes.iter().map(i32::to_string).collect();
-            format!("; replaced; restart these processes, which use the old file: {}", numbers.join(", "))
-        }
+/// Processes that use the old file.
+struct Keepers {
+    /// Their numbers.
+    seen: Vec<i32>,
+    /// Number of processes that may use it, too: they cannot be inspected.
+    unseen: u64,
+}
+
+fn after_replacement(keepers: Option<&Keepers>) -> String {
+    let Some(Keepers { seen, unseen }) = keepers else { return String::new() };
+    let mut text = "; replaced".to_owned();
+    if !seen.is_empty() {
+        let numbers: Vec<String> = seen.iter().map(i32::to_string).collect();
+        text += &format!("; restart these processes, which use the old file: {}", numbers.join(", "));
     }
+    if *unseen > 0 {
+        let others = counted(*unseen, "process");
+        text += &format!("; {others} could not be inspected, and may use the old file, too");
+    }
+    text
 }
 
 pub fn describe(prepared: &Prepared) -> String {

@@ -229,33 +229,37 @@ fn counts_from_the_end<'data, R: ReadRef<'data>>(data: R, length: u64) -> bool {
     let Ok(last) = data.read_bytes_at(length - size, size) else { return false };
     // PyInstaller's cookie, and Bun's trailer.
     let marks: [&[u8]; 2] = [b"MEI\x0c\x0b\x0a\x0b\x0e", b"\n---- Bun! ----\n"];
-    marks.iter().any(|mark| last.windows(mark.len()).any(|part| part == *mark)) || is_relative_archive(last, length)
+    marks.iter().any(|mark| last.windows(mark.len()).any(|part| part == *mark))
+        || archive_directory(last, length)
+            .is_some_and(|at| data.read_bytes_at(at, 4).is_ok_and(|mark| mark == b"PK\x01\x02"))
 }
 
-/// True if a ZIP archive ends the file whose offsets count from the archive's own beginning. After `zip -A` they count from the
-/// file's, and readers that rely on that would read other bytes after a move. Those of a ZIP64 archive are not read here.
-fn is_relative_archive(last: &[u8], length: u64) -> bool {
+/// The place of the directory of a ZIP archive that ends the file, if its offsets count from the archive's own beginning. After
+/// `zip -A` they count from the file's, and readers that rely on that would read other bytes after a move. Those of a ZIP64 archive
+/// are not read here. An archive in the midst of other data does not count: who reads these may find them from the beginning.
+fn archive_directory(last: &[u8], length: u64) -> Option<u64> {
     /// The end record, and its fields (APPNOTE.TXT 4.3.16): size and offset of the directory before it.
     const END: &[u8] = b"PK\x05\x06";
     const SIZE_AT: usize = 12;
     const OFFSET_AT: usize = 16;
+    const COMMENT_LENGTH_AT: usize = 20;
     const LENGTH: usize = 22;
     const LOCATOR_OF_ZIP64: &[u8] = b"PK\x06\x07";
-    let Some(at) = last.windows(END.len()).rposition(|part| part == END) else { return false };
-    let number =
-        |inside: usize| last.get(at + inside..at + inside + 4)?.first_chunk().map(|word| u32::from_le_bytes(*word));
-    let (Some(size), Some(offset), Some(_)) = (number(SIZE_AT), number(OFFSET_AT), last.get(at..at + LENGTH)) else {
-        return false;
-    };
+    let at = last.windows(END.len()).rposition(|part| part == END)?;
+    let record: &[u8; LENGTH] = last.get(at..at + LENGTH)?.first_chunk()?;
+    let number = |at: usize| record[at..].first_chunk().map(|word| u64::from(u32::from_le_bytes(*word)));
+    let (size, offset) = (number(SIZE_AT)?, number(OFFSET_AT)?);
+    let comment = usize::from(u16::from_le_bytes(*record[COMMENT_LENGTH_AT..].first_chunk()?));
     let is_zip64 = last.windows(LOCATOR_OF_ZIP64.len()).any(|part| part == LOCATOR_OF_ZIP64);
     // The end record follows the directory directly, also if the archive is appended to a file.
     let place = length - last.len() as u64 + at as u64;
-    !is_zip64 && u64::from(size) + u64::from(offset) < place
+    let ends_the_file = at + LENGTH + comment == last.len();
+    (!is_zip64 && ends_the_file && size + offset < place).then(|| place - size)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_relative_archive;
+    use super::archive_directory;
 
     #[test]
     fn an_archive_moves_only_if_its_offsets_count_from_its_own_beginning() {
@@ -264,8 +268,10 @@ mod tests {
             let sizes = [10u32.to_le_bytes(), offset.to_le_bytes()].concat();
             [&[7; 45][..], before, b"PK\x05\x06", &[0; 8], &sizes, &[0; 2]].concat()
         };
-        let moves = |file: &[u8]| is_relative_archive(file, file.len() as u64);
-        assert!(moves(&archive(5, &[])));
+        let moves = |file: &[u8]| archive_directory(file, file.len() as u64).is_some();
+        assert_eq!(archive_directory(&archive(5, &[]), 67), Some(35));
+        let with_more = [&archive(5, &[])[..], &[7; 20]].concat();
+        assert!(!moves(&with_more), "other data follow");
         assert!(!moves(&archive(35, &[])), "its offsets count from the file's beginning");
         assert!(!moves(&archive(5, b"PK\x06\x07")), "a ZIP64 archive");
         assert!(!moves(&archive(5, &[])[..60]) && !moves(b"PK\x05\x06"));
