@@ -101,7 +101,7 @@ fn no_room(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Maps a file shared, closes it, says so, and ends with standard input.
+/// Maps a file shared, closes it, prints `ready`, and ends when its standard input does.
 const MAPS: &str = "import ctypes, os, sys
 c = ctypes.CDLL(None, use_errno=True)
 c.mmap.restype = ctypes.c_void_p

@@ -1,4 +1,4 @@
-//! What was measured of this machine, kept in small files until the next boot.
+//! Results of measurements of this machine, kept in small files until the next boot.
 //!
 //! Root keeps them in `/run/pagelift`, another user in `pagelift` below `$XDG_RUNTIME_DIR`. A user's processes use the user's own
 //! files, then root's. A file that cannot be read or understood is ignored.

@@ -100,8 +100,8 @@ pub trait Executor {
     fn unmap(&mut self, range: AddressRange) -> Result<(), CallError>;
 
     /// Maps `length` bytes of private anonymous memory at a multiple of `page`, readable and writable, advises transparent
-    /// huge pages for it (`MADV_HUGEPAGE`), and names it ([`Executor::name`]); it stays without a name where the kernel knows
-    /// none.
+    /// huge pages for it (`MADV_HUGEPAGE`), and names it ([`Executor::name`]). The name is missing if the kernel refuses
+    /// it.
     ///
     /// # Errors
     /// The errors of `mmap`, `munmap` and `madvise`. Nothing stays mapped if the kernel does not refuse that, too.

@@ -251,7 +251,7 @@ impl<'a> PartState<'a> {
     /// Puts the copy in place with its final protection, if it does not have that yet.
     fn swap<E: Executor>(&mut self, executor: &mut E, protection: Option<Protection>) -> Result<(), CallError> {
         let mut protection = protection.filter(|protection| *protection != Protection::READ_WRITE);
-        // Every range is protected before the first is moved; in one call with the move, if a refusal of that has no effect.
+        // Every range is protected before the first is moved. If a refused move has no effect, each is protected with its move.
         if !executor.restores_destination()
             && let Some(protection) = protection.take()
         {

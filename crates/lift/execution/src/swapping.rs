@@ -25,7 +25,7 @@ impl From<CallError> for Refused {
 }
 
 /// Moves a complete copy over `range`, which it is to replace and which had the mappings of `before`. The copy gets a
-/// protection first, if one is given, which is only done where a refused move restores its destination.
+/// protection first, if one is given. Callers give one only if a refused move restores its destination.
 ///
 /// A failed move has changed nothing, or the kernel has removed the mappings there and could not move the copy. The
 /// copy is moved once more then; if that is refused too, its contents are put there on ordinary pages.

@@ -26,7 +26,7 @@ pub fn of_one_program(root: i32) -> Vec<i32> {
     tree_of(root).into_iter().filter(is_same).collect()
 }
 
-/// Those of them that were forked from the process, directly or not, and have executed nothing since; the process is first.
+/// A process and its visible descendants that were forked from it and have executed no program since; the process is first.
 pub fn forks_of(root: i32) -> Vec<i32> {
     let start_of_stack = |pid| ProcessStat::parse(&stat_of(pid)?)?.start_of_stack().filter(|&start| start != 0);
     let of_root = start_of_stack(root);

@@ -258,7 +258,7 @@ impl<'a> Agent<'a> {
         mut worker: Box<dyn Worker>,
         report: &'a mut dyn FnMut(&Action),
     ) -> io::Result<Self> {
-        // Before all that takes long: rules that change meanwhile are read again.
+        // The state is read before the slow part of the start, so that rules that change during it are read again.
         let read = Stamp::of(&paths.config);
         let lock = lock_agent(&paths.state, Duration::ZERO)?;
         let in_state =

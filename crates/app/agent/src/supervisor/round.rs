@@ -56,7 +56,7 @@ impl Agent<'_> {
             |identity: Identity| seen.contains(&identity) || busy_with == Some(identity) || sampler.lives(identity);
         self.tracked.retain(|identity, _| lives(*identity));
         self.not_restored.keep(lives);
-        // Once for all: their forks are looked for among all processes.
+        // One call for all these entries, because it reads every process to find their forks.
         if self.leave(|entry| !lives(entry.identity) || executed.contains(&entry.identity)) {
             self.ledger.save(&self.paths.state)?;
         }
