@@ -49,8 +49,14 @@ fn adopt(ledger: &mut Ledger, lifted: &[Entry], found: &[(Identity, ExecutedFile
         let is_fork = |other: Identity| other != entry.identity && other.start >= entry.identity.start;
         let forks = found.iter().filter(|(other, file)| *file == entry.file && is_fork(*other));
         for &(fork, _) in forks {
-            let own = ledger.entry(fork);
-            if own.is_some_and(|own| own.may_be_lifted()) || ledger.is_full().is_some() {
+            if let Some(own) = ledger.entry(fork).filter(|own| own.may_be_lifted()) {
+                // A fork that was adopted after another one: the memory counted for that one until now.
+                if own.resident == 0 {
+                    (own.resident, own.lasting) = memory.take().unwrap_or((0, own.lasting));
+                }
+                continue;
+            }
+            if ledger.is_full().is_some() {
                 continue;
             }
             let (resident, lasting) = memory.take().unwrap_or((0, Share::default()));
@@ -112,6 +118,20 @@ mod tests {
             (ledger.lifts.len(), ledger.entry(process(14, 7).0).unwrap().covered),
             (3, 5),
             "it has its own lift"
+        );
+    }
+
+    #[test]
+    fn memory_of_a_lift_counts_as_long_as_a_fork_lives() {
+        let mut ledger = Ledger::default();
+        let found = [process(11, 7), process(12, 7)];
+        assert_eq!(adopt(&mut ledger, &[lifted(10, State::Kept)], &found).len(), 2);
+        let first = ledger.entry(process(11, 7).0).unwrap().clone();
+        ledger.lifts.retain(|entry| entry.identity != first.identity);
+        assert!(adopt(&mut ledger, &[first], &found[1..]).is_empty());
+        assert_eq!(
+            ledger.lifts.iter().map(|entry| (entry.identity.pid, entry.resident)).collect::<Vec<_>>(),
+            [(12, 10)]
         );
     }
 
