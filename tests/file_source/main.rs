@@ -199,7 +199,8 @@ type Foreseen = (BTreeMap<String, u64>, u64);
 /// The command on a machine with low costs of a lift: nothing is postponed, as in the starts at any price.
 fn at_low_costs(command: &Command) -> Command {
     const COSTS: &str = "umask 022 && mount -t tmpfs none /run && mkdir /run/pagelift && \
-                         echo lift-costs-1 1 1 1 1 >/run/pagelift/lift-costs && exec \"$@\"";
+                         boot=$(printf %u 0x$(tr -d - </proc/sys/kernel/random/boot_id | cut -c1-16)) && \
+                         echo lift-costs-2 $boot 1 1 1 1 >/run/pagelift/lift-costs && exec \"$@\"";
     let mut cheap = Command::new("unshare");
     cheap.args(["-m", "sh", "-c", COSTS, "sh"]).arg(command.get_program()).args(command.get_args());
     cheap

@@ -5,7 +5,7 @@ use lift_plan::Costs;
 use serde::Serialize;
 use std::io;
 
-const KEPT: Kept = Kept { name: "lift-costs", format: "lift-costs-1" };
+const KEPT: Kept = Kept { name: "lift-costs", format: "lift-costs-2" };
 /// Maximum of one cost in nanoseconds.
 const MOST: u64 = 1_000_000_000;
 

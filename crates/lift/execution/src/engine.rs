@@ -1,8 +1,8 @@
 //! Executes a plan: each range by its attempts, each attempt by its parts, each part by its steps.
 
 use crate::executor::Executor;
+use crate::executor::persist;
 use crate::outcome::{FailedAttempt, LiftOutcome, RangeOutcome, Uncovered};
-use crate::restoring::persist;
 use crate::staging::PartState;
 use crate::verify::compare;
 use address_space::{AddressRange, AddressSpace, RangeSet};

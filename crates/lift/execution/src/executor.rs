@@ -1,7 +1,6 @@
 //! The interface of every executor: calls on the memory of one process whose threads are stopped.
 
 use crate::ErrnoText;
-use crate::restoring::persist;
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use alloc::string::ToString;
 use alloc::vec::Vec;
@@ -283,6 +282,24 @@ pub trait Executor {
     /// # Errors
     /// The kernel does not report it.
     fn space(&mut self) -> Result<AddressSpace, CallError>;
+}
+
+/// Number of tries of a call that must succeed to restore memory. Such calls fail only for lack of kernel memory.
+pub(crate) const TRIES: usize = 16;
+
+/// Repeats a call that restores memory until it succeeds, at most 16 times.
+///
+/// # Errors
+/// That of the last try.
+pub fn persist<T>(mut call: impl FnMut() -> Result<T, CallError>) -> Result<T, CallError> {
+    let mut result = call();
+    for _ in 1..TRIES {
+        if result.is_ok() {
+            break;
+        }
+        result = call();
+    }
+    result
 }
 
 /// [`Executor::map_advised`] where the kernel chooses the address: ordinary memory may come at any base page, so one huge page

@@ -10,7 +10,7 @@
 //! not writable. Other memory is replaced only while no other thread runs.
 
 use crate::executor::{Backing, CallError, Executor};
-use crate::restoring::{TRIES, persist};
+use crate::executor::{TRIES, persist};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, Protection, RangeSet};
 
 /// `EEXIST` (errno(3)): something is mapped there.

@@ -24,10 +24,9 @@ mod verify;
 
 pub use engine::{CopyLimit, execute, execute_within};
 pub use errno::ErrnoText;
-pub use executor::{Backing, CallError, ENOSYS, Executor, FileMapping, map_cut};
+pub use executor::{Backing, CallError, ENOSYS, Executor, FileMapping, map_cut, persist};
 pub use outcome::{FailedAttempt, LiftOutcome, RangeOutcome, Sealing, Uncovered};
 pub use report::{CoveredBySource, Report};
 pub use restore::{RestoredPart, RestoredRange, move_to_ordinary, restore};
-pub use restoring::persist;
 pub use sealing::seal;
 pub use verify::{Difference, compare, exchanges_mappings};

@@ -1,7 +1,7 @@
 //! Moves a part aside, mapping by mapping, for kernels whose `mremap` refuses pool memory (before Linux 5.16).
 
-use crate::executor::{Backing, CallError, Executor};
-use crate::restoring::{CopyDestination, lay_over, persist, put_copy};
+use crate::executor::{Backing, CallError, Executor, persist};
+use crate::restoring::{CopyDestination, lay_over, put_copy};
 use address_space::{Address, AddressRange, AddressSpace, PageSize, RangeSet};
 use alloc::vec::Vec;
 

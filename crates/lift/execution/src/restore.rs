@@ -1,7 +1,7 @@
 //! Restores a lifted range: each part shows its file again, except for contents that have changed since.
 
+use crate::executor::persist;
 use crate::executor::{Backing, CallError, Executor, FileMapping};
-use crate::restoring::persist;
 use crate::swapping::swap;
 use address_space::{Address, AddressRange, AddressSpace, Protection, RangeSet};
 use alloc::vec::Vec;

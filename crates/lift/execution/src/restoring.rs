@@ -1,25 +1,7 @@
 //! Restores memory if moving it back fails.
 
-use crate::executor::{Backing, CallError, Executor};
+use crate::executor::{Backing, CallError, Executor, persist};
 use address_space::{Address, AddressRange, AddressSpace, Protection};
-
-/// Number of tries of a call that must succeed to restore memory. Such calls fail only for lack of kernel memory.
-pub(crate) const TRIES: usize = 16;
-
-/// Repeats a call that restores memory until it succeeds, at most 16 times.
-///
-/// # Errors
-/// That of the last try.
-pub fn persist<T>(mut call: impl FnMut() -> Result<T, CallError>) -> Result<T, CallError> {
-    let mut result = call();
-    for _ in 1..TRIES {
-        if result.is_ok() {
-            break;
-        }
-        result = call();
-    }
-    result
-}
 
 /// The mappings at the destination of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! The state of one part while its steps are executed, and how to undo it.
 
+use crate::executor::persist;
 use crate::executor::{Backing, CallError, EFAULT, EIO, ENOMEM, ENOSYS, Executor, FileMapping};
 use crate::move_aside::MovedAside;
 use crate::outcome::Uncovered;
-use crate::restoring::persist;
 use crate::swapping::{Refused, show, swap};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use alloc::vec::Vec;

@@ -1,8 +1,9 @@
 //! Puts a complete copy or an image in the place of a range.
 
+use crate::executor::persist;
 use crate::executor::{CallError, ENOSYS, Executor, FileMapping};
 use crate::gap::{Found, Left, fill, repeat, replace_again};
-use crate::restoring::{guard_code, persist};
+use crate::restoring::guard_code;
 use address_space::{Address, AddressRange, AddressSpace, Protection, RangeSet};
 
 /// `EBUSY` (errno(3)).

@@ -19,7 +19,7 @@ const COMPARED_AT_ONCE: u64 = 1 << 20;
 /// Number of bytes that are restored at a time. Anonymous memory is compared once more while all threads are stopped,
 /// which takes about 0.2 ms for each MiB.
 const PUT_BACK_AT_ONCE: u64 = 4 << 20;
-/// The same number if the program's threads compete for CPUs: the command waits for a CPU after each stop, and 16 MiB are compared
+/// Number of bytes that are restored at a time if the program's threads compete for CPUs: the command waits for a CPU after each stop, and 16 MiB are compared
 /// in 3 ms.
 const PUT_BACK_AT_ONCE_IF_THREADS_COMPETE: u64 = 16 << 20;
 
