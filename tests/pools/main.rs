@@ -304,7 +304,7 @@ fn shown_with_shared_tables(t: &Context) -> Result<()> {
     let child: i32 = session.whole_lines_so_far().lines().next().context("no number")?.parse()?;
     let status = fs::read_to_string(format!("/proc/{child}/status"))?;
     let counted = status.lines().find(|line| line.starts_with("HugetlbPages:")).unwrap_or_default();
-    t.note(counted.to_owned());
+    t.note(counted);
     let text = pool(t, &["show"])?.success()?.stdout;
     ensure!(text.contains(&format!("python3[{child}]")), "{counted}: {text}");
     session.finish()?;

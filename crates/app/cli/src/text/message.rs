@@ -57,7 +57,7 @@ pub fn plan_cost(cost: &PlanCost) -> String {
     let (time, memory) = (cost.price.nanoseconds as f64 / 1e6, format_bytes(cost.price.private_bytes));
     let of = match cost.costs.measured {
         true => "by the costs that `pagelift probe` has measured here",
-        false => "by usual costs; `pagelift probe` measures the costs of this machine",
+        false => "by usual costs; `pagelift probe` measures this machine's",
     };
     format!("Cost of the lift: about {time:.1} ms, {memory} of private memory ({of})\n")
 }
